@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import short_runs
 import torch
+from installed_package import install
 from warm_python import ROOT
 
 from voxelfield.trained.checkpoint_file import load_checkpoint
@@ -79,6 +80,23 @@ class Gain(Component):
     def load_state_dict(self, state):
         self.logs.data.copy_(state["logs"])
 """
+
+# Components with which no run could be started if they were not left out: the line that is changed, and the reason.
+KEY = 'bright: NotNegative = key("trainer.loss.bright", 0.0, off=0)'
+UNUSABLE = {
+    "ours": ('bright: int = key("trainer.steps", 3)', "must have a key of its own, got trainer.steps"),
+    "method": ('bright: int = key("trainer.scaled", 3)', "must have a key of its own, got trainer.scaled"),
+    "twice": (f'{KEY}\n    other: int = key("trainer.loss.bright", 3)', "a key of its own, got trainer.loss.bright"),
+    **{
+        f"in_{group.replace('.', '_')}": (f'bright: int = key("{group}.foo", 3)', f"must not have keys below {group}")
+        for group in ("trainer.render", "trainer.rates", "trainer.steps", "data", "logger", "scene", "warp", "model")
+    },
+    "dashed": ('bright: int = key("trainer.very-bright", 3)', "must have keys of identifiers, got trainer.very-bright"),
+    "misread": ('bright: int = key("optimizer.nope")', "must read a key that exists, got optimizer.nope"),
+    "untyped": ('bright: "Nowhere" = key("trainer.bright", 3)', "NameError: name 'Nowhere' is not defined"),
+    "negative": ('bright: NotNegative = key("trainer.bright", -3.0)', "trainer.bright must be at least 0, got -3.0"),
+    "second": (f"{KEY}\n\n\nclass OtherSettings(BrightSettings):\n    pass", "a key and a name of its own"),
+}
 
 BACKGROUND = """
 @dataclass(frozen=True)
@@ -152,14 +170,9 @@ PACKAGES = {
 QUICK = (*short_runs.TINY, "device=cpu", "logger=none", "trainer.model_file=none")
 
 
-def install(folder: Path, name: str, value: str, text: str | None = None) -> None:
-    """Writes what pip would write of a package of one file."""
-    metadata = folder / f"{name}-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(f"[voxelfield.components]\n{name} = {value}\n")
-    if text is not None:
-        (folder / f"{name}.py").write_text(text)
+def install_component(folder: Path, name: str, value: str, text: str | None = None) -> None:
+    """Installs a package that declares components in one module, or a module that does not exist."""
+    install(folder, name, {"voxelfield.components": {name: value}}, {} if text is None else {name: text})
 
 
 def run(*command: str, package: Path, tree: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -173,7 +186,7 @@ def run(*command: str, package: Path, tree: Path = ROOT) -> subprocess.Completed
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("installed")
     for name, (text, _) in PACKAGES.items():
-        install(folder, name, name, HEAD + text)
+        install_component(folder, name, name, HEAD + text)
     return folder
 
 
@@ -224,9 +237,10 @@ for name in ("all", "bright", "gain", "skylight", "lion"):
     given = [option for option in QUICK if not option.startswith("device")]
     done = run("-c", program, str(tmp_path), *given, *options, package=package)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert differences(torch.load(tmp_path / "all.pt"), whole["field"]) == []
+    field = {key.removeprefix("field."): value for key, value in whole["model"].items() if key.startswith("field.")}
+    assert differences(torch.load(tmp_path / "all.pt"), field) == []
     for name in PACKAGES:
-        assert differences(torch.load(tmp_path / f"{name}.pt"), whole["field"]) != []
+        assert differences(torch.load(tmp_path / f"{name}.pt"), field) != []
     refused = run("train.py", *QUICK, half_way, folders["without"], package=package).stderr
     assert "trainer.gain must be true, as in the checkpoint, got false" in refused
 
@@ -259,10 +273,10 @@ for given in sys.argv[1:]:
 
 @pytest.mark.slow
 def test_a_package_that_cannot_be_used_harms_no_other_run(tmp_path: Path) -> None:
-    install(tmp_path, "broken", "there_is_no_such_module")
-    install(tmp_path, "again", "again", HEAD + WEIGHT.replace("trainer.loss.bright", "trainer.loss.robust"))
+    install_component(tmp_path, "broken", "there_is_no_such_module")
+    install_component(tmp_path, "again", "again", HEAD + WEIGHT.replace("trainer.loss.bright", "trainer.loss.robust"))
     late = WEIGHT.replace('name = "bright"', 'name = "bright"\n    after = ("foo",)', 1)
-    install(tmp_path, "late", "late:BrightSettings", HEAD + late)
+    install_component(tmp_path, "late", "late:BrightSettings", HEAD + late)
     done = run("train.py", "trainer.steps=-1", package=tmp_path)
     assert "component broken is not available, because there_is_no_such_module cannot be used" in done.stderr
     assert "BrightSettings must have a key and a name of its own, got trainer.loss.robust" in done.stderr
@@ -270,6 +284,31 @@ def test_a_package_that_cannot_be_used_harms_no_other_run(tmp_path: Path) -> Non
     done = run("train.py", *QUICK, "trainer.loss.bright=1", package=tmp_path)
     assert "BrightSettings.after must name components, average, bright" in done.stderr
     assert "got 'foo'" in done.stderr
+
+
+@pytest.mark.slow
+def test_components_that_would_break_every_run_are_left_out(tmp_path: Path) -> None:
+    for name, (line, _) in UNUSABLE.items():
+        text = WEIGHT.replace(KEY, line).replace('name = "bright"', f'name = "{name}"')
+        install_component(tmp_path, name, name, HEAD + text)
+    install_component(tmp_path, "skylight", "skylight", HEAD + BACKGROUND)
+    program = """
+from voxelfield.components.registry import recorded, registered
+from voxelfield.settings import preset
+
+print(*[kind.name for kind in registered() if not kind.__module__.startswith("voxelfield")])
+off, on = preset(device="cpu"), preset("trainer.skylight.weight=0.5", device="cpu")
+print(off.trainer.skylight.lr, hasattr(off.trainer.loss, "bright"), recorded(off)["trainer"].get("skylight"))
+print(recorded(on)["trainer"]["skylight"])
+"""
+    done = run("-c", program, package=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines() == ["skylight", "0.05 False None", "{'weight': 0.5, 'lr': 0.05}"]
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(UNUSABLE), done.stderr
+    for name, (_, reason) in UNUSABLE.items():
+        start = f"component {name} is not available, because {name} cannot be used: "
+        assert [reason in line for line in lines if start in line] == [True], (name, done.stderr)
 
 
 @pytest.mark.slow
@@ -286,7 +325,7 @@ def test_a_component_of_ours_computes_the_same_outside(tmp_path: Path) -> None:
         for path in folder.iterdir():
             if path.name not in {*kept, "__pycache__", ".git"}:
                 (tree / path.relative_to(ROOT)).symlink_to(path)
-    install(tmp_path, "moved", "moved", (inside / "components" / "sharpness.py").read_text(encoding="utf-8"))
+    install_component(tmp_path, "moved", "moved", (inside / "components" / "sharpness.py").read_text(encoding="utf-8"))
     states = []
     for name, where in (("inside", ROOT), ("outside", tree)):
         options = ("trainer.loss.sharpness=1", f"hydra.run.dir={tmp_path / name}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from installed_package import install
 from warm_python import warm_python
 
 import voxelfield
+from voxelfield.cli import export
 from voxelfield.config import Count
 from voxelfield.datasets import registry as datasets
 from voxelfield.export import registry as exports
@@ -110,7 +113,16 @@ QUICK = (
     "trainer.evaluation.report=false",
 )
 GONE = "there_is_no_such_module:FORMAT"
-TAKEN = (("mesh", "mesh"), ("a", "device"), ("b", "count"))
+LEFT_OUT = (
+    ("mesh", "mesh is taken"),
+    ("a", "device is taken"),
+    ("b", "count is taken"),
+    ("depth-maps", "its name must be an identifier"),
+    ("_d", "its name must be an identifier"),
+    ("own", "own is taken"),
+    ("again", "times is taken"),
+    ("dashed", "its option max-faces must be an identifier"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -220,14 +232,46 @@ def test_a_foreign_export_format_cannot_take_a_name(
     def foreign(name: str, *options: Option) -> ExportFormat:
         return ExportFormat(name=name, help="", write=lambda path, source: "nothing", options=options)
 
-    taken = [foreign("mesh"), foreign("a", Option("device", "")), foreign("b", Option("count", "", str))]
-    fitting = foreign("c", Option("count", "number of spheres", Count))
-    monkeypatch.setattr(exports, "announced_objects", lambda *_: [*taken, fitting])
+    unusable = [
+        foreign("mesh"),
+        foreign("a", Option("device", "")),
+        foreign("b", Option("count", "", str)),
+        foreign("depth-maps"),
+        foreign("_d"),
+        foreign("own", Option("own", "")),
+        foreign("again", Option("times", ""), Option("times", "")),
+        foreign("dashed", Option("max-faces", "")),
+    ]
+    fitting = foreign("c", Option("count", "number of spheres, 100% round", Count))
+    monkeypatch.setattr(exports, "announced_objects", lambda *_: [*unusable, fitting])
     exports.formats.cache_clear()
+    parser = argparse.ArgumentParser()
     try:
         assert list(exports.formats())[-2:] == ["web", "c"]
         assert exports.formats()["mesh"].help
+        export.add_arguments(parser)
     finally:
         exports.formats.cache_clear()
-    left_out = [f"export format {name} of another package is left out: {what} is taken" for name, what in TAKEN]
-    assert caplog.messages == left_out
+    assert "--c: number of spheres, 100% round" in " ".join(parser.format_help().split())
+    assert caplog.messages == [
+        f"export format {name} of another package is left out: {reason}" for name, reason in LEFT_OUT
+    ]
+
+
+def test_a_foreign_format_that_cannot_recognise_a_folder_harms_no_scene(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def recognises(folder: Path) -> bool:
+        raise KeyError(f"no table\nof {folder.name}")
+
+    broken = datasets.Format("tables", "tables.txt", recognises, lambda folder, options: None, order=0)
+    monkeypatch.setattr(datasets, "announced_objects", lambda *_: [broken])
+    monkeypatch.setattr(datasets, "_failed", set())
+    datasets.formats.cache_clear()
+    try:
+        assert [voxelfield.load_scene(LEGO, image_size=25).format for _ in range(2)] == ["blender"] * 2
+    finally:
+        datasets.formats.cache_clear()
+    line = r"scene format tables of another package does not recognise .*lego, because it failed: KeyError: .*of lego'"
+    assert sum(re.fullmatch(line, message) is not None for message in caplog.messages) == 1
+    assert sum("tables" in message for message in caplog.messages) == 1

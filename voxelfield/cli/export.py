@@ -19,7 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     files = parser.add_argument_group("formats")
     for name, each in formats().items():
-        files.add_argument(f"--{name}", type=Path, metavar="FILE" if each.suffixes else "FOLDER", help=each.help)
+        metavar = "FILE" if each.suffixes else "FOLDER"
+        files.add_argument(f"--{name}", type=Path, metavar=metavar, help=_literal(each.help))
     group = parser.add_argument_group("options of formats")
     for users in options().values():
         option, texts = next(iter(users.values())), dict[str, list[str]]()
@@ -33,7 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             kind, *limits = get_args(option.kind) or (option.kind,)
             settings = {"type": number(kind, limits[0]) if limits else kind, "metavar": option.metavar}
         text = "; ".join(f"{', '.join(flags)}: {text}" for text, flags in texts.items())
-        group.add_argument(option.flag, default=argparse.SUPPRESS, help=text, **settings)
+        group.add_argument(option.flag, default=argparse.SUPPRESS, help=_literal(text), **settings)
+
+
+def _literal(text: str) -> str:
+    """Returns a text of which argparse shows each character as it is."""
+    return text.replace("%", "%%")
 
 
 def run(given: argparse.Namespace) -> None:

@@ -15,6 +15,8 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import itertools
+import keyword
 import logging
 import pkgutil
 import re
@@ -23,6 +25,7 @@ from dataclasses import MISSING, dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from voxelfield.config import parse
 from voxelfield.datasets.scene import Scene
 from voxelfield.messages import clipped
 from voxelfield.models.component import Component, find_component
@@ -155,7 +158,7 @@ class ComponentSettings:
         switches = " and ".join(f"{prefix}{stated.path}" for stated in self.switches().values())
         off = f"{switches} {'is' if len(self.switches()) == 1 else 'are'} {type(self).in_words(False)[1]}"
         for name, stated in keys_of(type(self)).items():
-            value, default = getattr(self, name), getattr(type(self), name, None)
+            value, default = getattr(self, name), _defaults(type(self))[name]
             if stated.idle and value != default:
                 raise ValueError(
                     f"{prefix}{stated.path} must be left at {_shown(default)} where {off}, got {_shown(value)}: it "
@@ -188,19 +191,30 @@ class ComponentSettings:
 
     @classmethod
     def in_words(cls, on: bool) -> tuple[str, str]:
-        """Returns the key of the first switch, and the values with which it is on or off."""
+        """Returns the key of the first switch, and the values with which it is on or off.
+
+        Without a switch, the name stands for its key.
+        """
+        if not cls.switches():
+            return cls.name, "on" if on else "off"
         name, stated = next(iter(cls.switches().items()))
         hint = get_type_hints(cls)[name]
         if not on:
             return stated.path, _shown(stated.off)
         if get_origin(hint) is Literal:
-            return stated.path, " or ".join(value for value in get_args(hint) if value != stated.off)
+            return stated.path, " or ".join(str(value) for value in get_args(hint) if value != stated.off)
         return stated.path, "true" if hint is bool else "positive"
 
 
 def keys_of(settings: type[ComponentSettings]) -> dict[str, Key]:
     """Returns the keys of settings, by the names of their fields."""
     return {each.name: each.metadata["key"] for each in dataclasses.fields(settings)}  # type: ignore[arg-type]
+
+
+def _defaults(settings: type[ComponentSettings]) -> dict[str, Any]:
+    """Returns the defaults of settings, by the names of their fields."""
+    stated = dataclasses.fields(settings)  # type: ignore[arg-type]
+    return {each.name: each.default if each.default_factory is MISSING else each.default_factory() for each in stated}
 
 
 def keys_with(flag: str, below: str = "") -> list[str]:
@@ -231,29 +245,40 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
 # ------------------------------------------------------------------------------------------------ discovery
 
 
-@functools.cache
+# Classes of settings with keys of components, by the prefix of these keys.
+_groups: dict[str, type] = {}
+
+# Settings of components of other packages, by name.
+_foreign: dict[str, type[ComponentSettings]] = {}
+
+
 def registered() -> tuple[type[ComponentSettings], ...]:
     """Returns the settings of all components, by name.
 
-    Those of another package that cannot be used are left out with a warning.
+    Those of other packages are among them once :mod:`voxelfield.settings` is imported (:func:`with_foreign`).
     """
-    found: dict[str, type[ComponentSettings]] = {}
-    package = importlib.import_module("voxelfield.components")
-    for module in pkgutil.iter_modules(package.__path__, "voxelfield.components."):
-        _add(found, importlib.import_module(module.name))
-    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
-        try:
-            _add(found, entry.load())
-        except (Exception, SystemExit) as error:  # third-party code may raise anything
-            reason = clipped(" ".join(f"{type(error).__name__}: {error}".split()), 300)
-            logger.warning(
-                "component %s is not available, because %s cannot be used: %s", entry.name, entry.value, reason
-            )
+    found = {**_own(), **_foreign}
     return tuple(found[name] for name in sorted(found))
 
 
-def _add(found: dict[str, type[ComponentSettings]], declared: Any) -> None:
-    """Adds the settings that a module declares, or a class of settings."""
+@functools.cache
+def _own() -> dict[str, type[ComponentSettings]]:
+    """Returns the settings of the components of this package, by name."""
+    found: dict[str, type[ComponentSettings]] = {}
+    package = importlib.import_module("voxelfield.components")
+    for module in pkgutil.iter_modules(package.__path__, "voxelfield.components."):
+        found |= _declared(importlib.import_module(module.name), found)
+    return found
+
+
+def _declared(declared: Any, found: Mapping[str, type[ComponentSettings]]) -> dict[str, type[ComponentSettings]]:
+    """Returns the settings that a module declares, or a class of settings, by name.
+
+    Raises:
+        TypeError: A class is none of settings.
+        ValueError: One of those that were found before has the same key or name.
+    """
+    added: dict[str, type[ComponentSettings]] = {}
     kinds = [declared] if isinstance(declared, type) else list(vars(declared).values())
     for kind in kinds:
         if not (isinstance(kind, type) and issubclass(kind, ComponentSettings)) or kind is ComponentSettings:
@@ -262,11 +287,89 @@ def _add(found: dict[str, type[ComponentSettings]], declared: Any) -> None:
             continue
         if kind is not declared and kind.__module__ != declared.__name__:
             continue
-        taken = {each.path for other in found.values() for each in keys_of(other).values() if each.mounted}
+        known = {**found, **added}
+        taken = {each.path for other in known.values() for each in keys_of(other).values() if each.mounted}
         again = [each.path for each in keys_of(kind).values() if each.mounted and each.path in taken]
-        if again or kind.name in found:
+        if again or kind.name in known:
             raise ValueError(f"{kind.__name__} must have a key and a name of its own, got {(*again, kind.name)[0]}")
-        found[kind.name] = kind
+        added[kind.name] = kind
+    return added
+
+
+def with_foreign(cls: type[Config]) -> type[Config]:
+    """Decorator of the dataclass of all settings: adds the components of other packages, and their keys.
+
+    What an entry point names is left out as a whole, with a warning, if any of it cannot be used.
+    """
+    for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
+        try:
+            added = _declared(entry.load(), {**_own(), **_foreign})
+            _check_foreign(list(added.values()), cls())
+        except (Exception, SystemExit) as error:  # third-party code may raise anything
+            reason = clipped(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+            logger.warning(
+                "component %s is not available, because %s cannot be used: %s", entry.name, entry.value, reason
+            )
+            continue
+        for prefix, group in list(_groups.items()):
+            if _mount(group, prefix, list(added.values())):
+                _renew(group)
+        _foreign.update(added)
+    return cls
+
+
+def _check_foreign(kinds: Sequence[type[ComponentSettings]], config: Any) -> None:
+    """Raises an error if settings of another package would make runs fail that do not use them.
+
+    Args:
+        kinds: The settings.
+        config: All settings of a run, without these.
+    """
+    mounted = [stated.path for kind in kinds for stated in keys_of(kind).values() if stated.mounted]
+    for kind in kinds:
+        hints = get_type_hints(kind, include_extras=True)
+        for name, stated in keys_of(kind).items():
+            group, _, last = stated.path.rpartition(".")
+            if stated.mounted:
+                _check_place(kind.__name__, stated.path, mounted)
+                parse(dataclasses.make_dataclass("_", [(last, hints[name])]), {last: _defaults(kind)[name]}, group)
+            elif stated.path not in mounted:
+                try:
+                    value_at(config, stated.path)
+                except AttributeError:
+                    raise ValueError(f"{kind.__name__} must read a key that exists, got {stated.path}") from None
+
+
+def _check_place(name: str, path: str, mounted: Sequence[str]) -> None:
+    """Raises ValueError unless a key of another package can be added to the settings of a run.
+
+    Args:
+        name: Name of the class of settings, for messages.
+        path: The key.
+        mounted: All keys of that package.
+    """
+    if not all(part.isidentifier() and not keyword.iskeyword(part) for part in path.split(".")):
+        raise ValueError(f"{name} must have keys of identifiers, got {path}")
+    below = {prefix: f"{prefix}." if prefix else "" for prefix in _groups}
+    prefix = max((each for each in _groups if path.startswith(below[each])), key=len)
+    head, _, rest = path.removeprefix(below[prefix]).partition(".")
+    # A field without a default in the class is no attribute of it, and other attributes are methods.
+    exists = hasattr(_groups[prefix], head) or head in {each.name for each in dataclasses.fields(_groups[prefix])}
+    if exists and rest:
+        raise ValueError(f"{name} must not have keys below {below[prefix]}{head}, got {path}")
+    if exists or mounted.count(path) > 1 or any(other.startswith(f"{path}.") for other in mounted):
+        raise ValueError(f"{name} must have a key of its own, got {path}")
+
+
+def _renew(cls: type) -> None:
+    """Makes a dataclass of one whose annotations have grown; it has no methods of those that dataclasses get."""
+    for each in dataclasses.fields(cls):
+        if each.name in inspect.get_annotations(cls) and each.default_factory is not MISSING:
+            setattr(cls, each.name, field(default_factory=each.default_factory))
+    for name in ("__init__", "__repr__", "__eq__", "__match_args__", "__replace__"):
+        if name in vars(cls):
+            delattr(cls, name)
+    dataclass(cls)
 
 
 # ------------------------------------------------------------------------------------------------ settings of a run
@@ -280,41 +383,48 @@ def mounts(prefix: str) -> Callable[[type[Config]], type[Config]]:
     """
 
     def mount(cls: type[Config]) -> type[Config]:
-        own = {name for each in cls.__mro__ for name in inspect.get_annotations(each)}
-        added: dict[str, Any] = {}
-        described: dict[str, str] = {}
-        for kind in registered():
-            hints, texts = get_type_hints(kind, include_extras=True), _descriptions(kind.__doc__ or "")
-            for each in dataclasses.fields(kind):  # type: ignore[arg-type]
-                stated = each.metadata["key"]
-                group, _, name = stated.path.rpartition(".")
-                if not stated.mounted or not f"{group}.".startswith(f"{prefix}." if prefix else ""):
-                    continue
-                if group == prefix:
-                    if name in own:
-                        raise ValueError(f"{kind.__name__} must have a key of its own, got {stated.path}")
-                    added[name], described[name] = hints[each.name], texts.get(each.name, "")
-                    setattr(cls, name, field(default=each.default, default_factory=each.default_factory))
-                    continue
-                head = group.removeprefix(f"{prefix}." if prefix else "").partition(".")[0]
-                if head in own or head in added:
-                    continue
-                title = head.title().replace("_", "")
-                members = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.{title}"}
-                path = f"{prefix}.{head}" if prefix else head
-                inner: Any = dataclass(
-                    mounts(path)(type(title, (), {"__doc__": f"Settings below ``{path}``.", **members}))
-                )
-                setattr(cls, title, inner)
-                added[head], described[head] = inner, f"Settings of {kind.name}."
-                setattr(cls, head, field(default_factory=inner))
-        cls.__annotations__ = {**inspect.get_annotations(cls), **added}
-        text = inspect.cleandoc(cls.__doc__ or "")
-        text += "" if "\nAttributes:\n" in text or not described else "\n\nAttributes:"
-        cls.__doc__ = "\n".join((text, *(f"    {name}: {words}" for name, words in described.items()))) + "\n"
+        _mount(cls, prefix, registered())
         return cls
 
     return mount
+
+
+def _mount(cls: type, prefix: str, kinds: Sequence[type[ComponentSettings]]) -> bool:
+    """Adds the fields of components as :func:`mounts` does; returns whether there are any."""
+    own = {name for each in cls.__mro__ for name in inspect.get_annotations(each)}
+    _groups[prefix] = cls
+    added: dict[str, Any] = {}
+    described: dict[str, str] = {}
+    for kind in kinds:
+        hints, texts = get_type_hints(kind, include_extras=True), _descriptions(kind.__doc__ or "")
+        for each in dataclasses.fields(kind):  # type: ignore[arg-type]
+            stated = each.metadata["key"]
+            group, _, name = stated.path.rpartition(".")
+            if not stated.mounted or not f"{group}.".startswith(f"{prefix}." if prefix else ""):
+                continue
+            if group == prefix:
+                if name in own:
+                    raise ValueError(f"{kind.__name__} must have a key of its own, got {stated.path}")
+                added[name], described[name] = hints[each.name], texts.get(each.name, "")
+                setattr(cls, name, field(default=each.default, default_factory=each.default_factory))
+                continue
+            head = group.removeprefix(f"{prefix}." if prefix else "").partition(".")[0]
+            if head in own or head in added:
+                continue
+            title = head.title().replace("_", "")
+            members = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.{title}"}
+            path = f"{prefix}.{head}" if prefix else head
+            inner: Any = type(title, (), {"__doc__": f"Settings below ``{path}``.", **members})
+            _mount(inner, path, kinds)
+            dataclass(inner)
+            setattr(cls, title, inner)
+            added[head], described[head] = inner, f"Settings of {kind.name}."
+            setattr(cls, head, field(default_factory=inner))
+    cls.__annotations__ = {**inspect.get_annotations(cls), **added}
+    text = inspect.cleandoc(cls.__doc__ or "")
+    text += "" if "\nAttributes:\n" in text or not described else "\n\nAttributes:"
+    cls.__doc__ = "\n".join((text, *(f"    {name}: {words}" for name, words in described.items()))) + "\n"
+    return bool(added)
 
 
 def _descriptions(text: str) -> dict[str, str]:
@@ -326,6 +436,26 @@ def _descriptions(text: str) -> dict[str, str]:
 def settings_of(config: Any) -> list[ComponentSettings]:
     """Returns the settings of all components in those of a run."""
     return [kind.of(config) for kind in registered()]
+
+
+def recorded(config: Any) -> dict[str, Any]:
+    """Returns the settings of a run as files record them, in nested dictionaries.
+
+    Those of components of other packages that are off are left out, so that the files can be read without these.
+    """
+    values: dict[str, Any] = dataclasses.asdict(config)
+    for kind in _foreign.values():
+        if kind.of(config).is_on:
+            continue
+        for stated in keys_of(kind).values():
+            if stated.mounted:
+                *groups, last = stated.path.split(".")
+                inside = list(itertools.accumulate(groups, dict.__getitem__, initial=values))
+                del inside[-1][last]
+                for outer, name, inner in reversed([*zip(inside, groups, inside[1:], strict=False)]):
+                    if not inner:
+                        del outer[name]
+    return values
 
 
 def active(config: Any) -> list[ComponentSettings]:
@@ -363,9 +493,11 @@ def check_settings(config: Any, prefix: str = "") -> None:
     for each in present.values():
         for name, reason in each.excludes.items():
             if name in present:
-                (path, value), (other, its_value) = _switch(each), _switch(present[name])
+                # One without a switch is always on, so the other one must be off.
+                one, other = (each, present[name]) if each.switches() else (present[name], each)
+                (path, value), (its, its_value) = _switch(one), _switch(other)
                 raise ValueError(
-                    f"{prefix}{path} must be {type(each).in_words(False)[1]} with {prefix}{other}={its_value}, "
+                    f"{prefix}{path} must be {type(one).in_words(False)[1]} with {prefix}{its}={its_value}, "
                     f"{reason}, got {value}"
                 )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,12 @@ from pathlib import Path
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene
 from voxelfield.foundation.extensions import announced_objects, own_objects
+from voxelfield.messages import clipped
+
+logger = logging.getLogger(__name__)
+
+# Formats of other packages that could not tell whether a folder is theirs, each of which is warned about once.
+_failed: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -52,9 +59,15 @@ def contains(*groups: Sequence[str]) -> Callable[[Path], bool]:
 
 
 @functools.cache
+def _own_formats() -> tuple[Format, ...]:
+    """Returns the formats of this package."""
+    return tuple(own_objects(__package__, Format))
+
+
+@functools.cache
 def formats() -> tuple[Format, ...]:
     """Returns all formats; the first that recognises a folder and can use its files loads it."""
-    found = own_objects(__package__, Format) + announced_objects("voxelfield.datasets", Format)
+    found = (*_own_formats(), *announced_objects("voxelfield.datasets", Format))
     return tuple(sorted(found, key=lambda known: known.order))
 
 
@@ -68,8 +81,25 @@ class FoundScene:
 
 def recognise(folder: Path) -> FoundScene | None:
     """Returns the scene in a folder; None if no format recognises it."""
-    found = tuple(known for known in formats() if known.recognises(folder))
+    found = tuple(known for known in formats() if _recognises(known, folder))
     return FoundScene(folder, found) if found else None
+
+
+def _recognises(known: Format, folder: Path) -> bool:
+    """Whether a format recognises a folder; one of another package that raises does not, with a warning."""
+    if known in _own_formats():
+        return known.recognises(folder)
+    try:
+        return bool(known.recognises(folder))
+    except Exception as error:  # third-party code may raise anything
+        if known.name not in _failed:
+            _failed.add(known.name)
+            reason = clipped(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+            logger.warning(
+                "scene format %s of another package does not recognise %s, because it failed: %s",
+                *(known.name, folder, reason),
+            )
+        return False
 
 
 def scene_in(folder: Path) -> FoundScene:

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # Options of the command that no format may have.
-_RESERVED = ("help", "run", "root", "data_root", "device", "missing_images")
+_RESERVED = ("help", "run", "files", "root", "data_root", "device", "missing_images")
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class ExportFormat:
     """One format.
 
     Attributes:
-        name: Its name, which is also its option on the command line: ``mesh`` for ``--mesh``.
+        name: Its name, an identifier, which is also its option on the command line: ``mesh`` for ``--mesh``.
         help: What is written, for the help of the command.
         write: Called with the path, the source and the options that were given, by name; writes the file, and returns
             what it has written, for the log, such as ``"9 cameras"``.
@@ -135,23 +135,36 @@ class ExportFormat:
 
 @functools.cache
 def formats() -> dict[str, ExportFormat]:
-    """Returns all formats by name: those of this package, then those of other packages."""
+    """Returns all formats by name: those of this package, then those of other packages.
+
+    One of another package is left out with a warning if its names are no identifiers, or are those of others.
+    """
     found: dict[str, ExportFormat] = {}
     for each in sorted(own_objects(__package__, ExportFormat), key=lambda each: each.name):
         found[each.name] = each
     for each in announced_objects("voxelfield.exports", ExportFormat):
         known = {option.name: option for format in found.values() for option in format.options}
         used = {*_RESERVED, *found, *known}
-        taken = [each.name] if each.name in used else []
+        wrong = [] if _is_name(each.name) else ["its name must be an identifier"]
+        wrong += [f"{each.name} is taken"] if each.name in used else []
+        own = {each.name}
         for option in each.options:
             alike = known.get(option.name)
-            if option.name in used and (alike is None or alike.kind != option.kind):
-                taken.append(option.name)
-        if taken:
-            logger.warning("export format %s of another package is left out: %s is taken", each.name, taken[0])
+            if not _is_name(option.name):
+                wrong.append(f"its option {option.name} must be an identifier")
+            elif option.name in own or (option.name in used and (alike is None or alike.kind != option.kind)):
+                wrong.append(f"{option.name} is taken")
+            own.add(option.name)
+        if wrong:
+            logger.warning("export format %s of another package is left out: %s", each.name, wrong[0])
         else:
             found[each.name] = each
     return found
+
+
+def _is_name(name: str) -> bool:
+    """Whether a name can be an argument of a function, and an option of the command, which drops first underscores."""
+    return name.isidentifier() and not name.startswith("_")
 
 
 def options() -> dict[str, dict[str, Option]]:
