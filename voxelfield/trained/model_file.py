@@ -14,7 +14,7 @@ import json
 import math
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from voxelfield.components.registry import recorded
 from voxelfield.files import atomic_write, read_regular
 from voxelfield.foundation.checks import check_choice
 from voxelfield.grids.boxes import check_box
@@ -140,7 +141,7 @@ def save_model(
         "settings": {name: value for name, value in state.items() if not isinstance(value, Tensor)},
         "occupancy": list(occupied.shape),
         "margin": margin,
-        "config": asdict(run.config),
+        "config": recorded(run.config),
     }
     on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     with atomic_write(Path(path)) as file:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import processes
-from voxelfield.components.registry import keys_with, registered
+from voxelfield.components.registry import keys_with, recorded, registered
 from voxelfield.config import parse
 from voxelfield.datasets.scene import Split
 from voxelfield.messages import clipped
@@ -367,7 +367,7 @@ _AFTER_TRAINING = ("trainer.evaluation", "trainer.evaluation_background", "train
 
 def recorded_settings(settings: RunConfig) -> dict[str, Any]:
     """Returns a run's settings as JSON values, with lists in place of tuples, for ``metrics.json``."""
-    values: dict[str, Any] = json.loads(json.dumps(asdict(settings)))
+    values: dict[str, Any] = json.loads(json.dumps(recorded(settings)))
     return values
 
 

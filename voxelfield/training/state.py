@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from voxelfield import processes
-from voxelfield.components.registry import Training, build_components
+from voxelfield.components.registry import Training, build_components, recorded
 from voxelfield.datasets.scene import Scene
 from voxelfield.distributed.reduction import divided_density
 from voxelfield.grids.working_copies import copies_dtype
@@ -185,7 +184,7 @@ class TrainingState:
                 "optimizer": self.optimizers.state_dict(),
                 "rng": torch.get_rng_state(),
                 "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
-                "config": asdict(self.config),
+                "config": recorded(self.config),
             }
             for name, parameter in self.model.named_parameters():
                 if parameter in masters:
