@@ -285,7 +285,6 @@ def load_to_resume(
         found = load_resolved(path)
     path, state = found
     with contents_of(path):
-        check_complete(state)
         saved = parse(RunConfig, state["config"])
     if settings.model.environment == AUTO:
         settings = replace(settings, model=replace(settings.model, environment=saved.model.environment))
@@ -302,6 +301,8 @@ def load_to_resume(
             f"seed must be that of the checkpoint, {saved.seed}, because its random numbers continue, got "
             f"{settings.seed}"
         )
+    with contents_of(path):
+        check_complete(state)
     return path, state, settings
 
 
