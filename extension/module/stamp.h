@@ -1,5 +1,5 @@
 // The stamp of a module: the loader reads it from the unloaded file to tell whether the binary fits the sources and the
-// GPUs at hand. voxelfield/_build/sources.py writes the translation unit that includes this header, and reads the stamp.
+// GPUs at hand. voxelfield/_build/sources.py reads it, and writes the translation unit that includes this header.
 #pragma once
 
 #ifndef VOXELFIELD_STAMP
