@@ -75,7 +75,7 @@ def fill_up(folder: Path, sizes: list[int], whole: Path) -> Counter[str]:
 
     It ends once everything has had room twice.
     """
-    expected = tensors({part: load_checkpoint(whole)[part] for part in ("field", "optimizer", "rng")})
+    expected = tensors({part: load_checkpoint(whole)[part] for part in ("model", "optimizer", "rng")})
     lost: Counter[str] = Counter()
     for size in sizes:
         if lost["nothing"] == 2:
@@ -104,7 +104,7 @@ def fill_up(folder: Path, sizes: list[int], whole: Path) -> Counter[str]:
             if not last and complete:  # all results were there, so that nothing was trained again
                 assert "there is no checkpoint of its last step" in text
                 continue
-            again = tensors({part: load_checkpoint(directory)[part] for part in ("field", "optimizer", "rng")})
+            again = tensors({part: load_checkpoint(directory)[part] for part in ("model", "optimizer", "rng")})
             assert all(np.array_equal(again[name], expected[name]) for name in expected), f"{size} bytes"
     return lost
 
