@@ -36,7 +36,7 @@ from voxelfield.foundation.zero_packing import put_back_zeros
 from voxelfield.models.pixel_sampler import Images, PixelSampler
 from voxelfield.trained.checkpoint_file import load_checkpoint
 from voxelfield.training import optimizer
-from voxelfield.training import session as session_module
+from voxelfield.training import state as state_module
 from voxelfield.training.checkpoints import fingerprint
 from voxelfield.training.logs import NullLogger
 from voxelfield.training.session import Session
@@ -296,7 +296,7 @@ def begin(kind: str, output: Path | None = None, device: str = "cpu") -> tuple[S
 
     settings = preset(*BASE, *(KINDS if device == "cpu" else ON_GPUS)[kind], "trainer.log_every=4", device=device)
     optimizer.Optimizers.gather = gather_all if kind == "gathered" else GATHER
-    session_module.copies_dtype = lambda *_: torch.float16 if halves else torch.float32
+    state_module.copies_dtype = lambda *_: torch.float16 if halves else torch.float32
     return Session(scene, settings, output=output, logger=log, on_step=watch), log
 
 
