@@ -27,13 +27,11 @@ from voxelfield.datasets.scene import Split
 from voxelfield.fields.environment import environment_of
 from voxelfield.files import atomic_write
 from voxelfield.foundation.optimizers import EagerAdamW, exponential_decay, load_moments
-from voxelfield.models.batch import Outputs
 from voxelfield.models.component import Component
 from voxelfield.models.losses import photometric
 from voxelfield.models.model import Model
 from voxelfield.models.pixel_sampler import PixelSampler
 from voxelfield.models.settings import StageConfig
-from voxelfield.ops._internal.pixel_colors import pixel_colors
 from voxelfield.rendering.alignment import Similarity, align_cameras, pose_errors
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity
@@ -568,18 +566,8 @@ def fit_poses(
                     max(1, rays // trainer.supersampling**2), model.field.aabb, trainer.background, refinement.cameras()
                 )
                 batch.rays = model.rays_of(batch)
-                for component in components:
-                    component.prepare(batch)
-                rendering = model.render(batch.rays, settings, jitter=True, capacity=capacity)
-                outputs = Outputs(rendering, rendering.rgb, rendering.rgb, batch.truth)
-                for component in components:
-                    component.adjust(outputs, batch)
-                outputs.pixels = pixel_colors(
-                    outputs.rgb,
-                    rendering.opacity,
-                    batch.background,
-                    batch.rays_per_pixel,
-                    pixel_averaging=trainer.pixel_averaging,
+                outputs = model.render_batch(
+                    batch, components, settings, pixel_averaging=trainer.pixel_averaging, capacity=capacity
                 )
                 (trainer.loss_scale * photometric(outputs, batch)).backward()
                 refinement.after_step(number)

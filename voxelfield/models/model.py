@@ -22,6 +22,7 @@ from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.component import Component
 from voxelfield.models.settings import Sampling, StageConfig, stage_at
 from voxelfield.models.training import EmptyFieldError, MemoryEstimate, TrainingSetup, cells_with_views
+from voxelfield.ops._internal.pixel_colors import pixel_colors
 from voxelfield.rendering.backends import BACKENDS, ImageBackend
 from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY, Capacity, RenderSettings, Sampler, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -210,6 +211,35 @@ class Model(nn.Module, Component):  # type: ignore[misc]
     def forward(self, rays: Rays, settings: RenderSettings | None = None) -> Rendering:
         """Renders rays, as :meth:`render` does, for wrappers such as ``DistributedDataParallel``."""
         return self.render(rays, settings)
+
+    def render_batch(
+        self,
+        batch: Batch,
+        components: Sequence[Component],
+        settings: RenderSettings,
+        *,
+        pixel_averaging: str,
+        **options: Any,
+    ) -> Outputs:
+        """Renders the pixels of a batch as their images show them, with jittered samples.
+
+        Args:
+            batch: The batch.
+            components: Prepare the batch, and adjust the colours of its rays, in this order.
+            settings: Sampling settings.
+            pixel_averaging: Values that are averaged over a pixel's rays, as for :class:`voxelfield.FieldRenderer`.
+            options: Further arguments of :meth:`render`.
+        """
+        for component in components:
+            component.prepare(batch)
+        rendering = self.render(batch.rays, settings, jitter=True, **options)
+        outputs = Outputs(rendering, rendering.rgb, rendering.rgb, batch.truth)
+        for component in components:
+            component.adjust(outputs, batch)
+        outputs.pixels = pixel_colors(
+            outputs.rgb, rendering.opacity, batch.background, batch.rays_per_pixel, pixel_averaging=pixel_averaging
+        )
+        return outputs
 
     def rays_of(self, batch: Batch) -> Rays:
         """Returns the rays of a batch with the values that the field asks for, such as the index of their image."""

@@ -16,7 +16,6 @@ from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.component import Component
 from voxelfield.models.model import Model
 from voxelfield.models.pixel_sampler import PixelSampler
-from voxelfield.ops._internal.pixel_colors import pixel_colors
 from voxelfield.rendering.march import Capacity, RenderSettings, Sampler
 from voxelfield.settings import TrainerConfig
 from voxelfield.training.optimizer import Optimizers
@@ -204,27 +203,15 @@ class TrainingStep:
 
     def _render(self, batch: Batch, settings: RenderSettings) -> Outputs:
         config = self._config
-        for component in self._components:
-            component.prepare(batch)
-        rendering = self._model.render(
-            batch.rays,
+        return self._model.render_batch(
+            batch,
+            self._components,
             settings,
-            jitter=True,
+            pixel_averaging=config.pixel_averaging,
             capacity=self.capacity,
             distortion=config.loss.distortion > 0,
             sampler=self._shared_sampler or self._sampler,
         )
-        outputs = Outputs(rendering, rendering.rgb, rendering.rgb, batch.truth)
-        for component in self._components:
-            component.adjust(outputs, batch)
-        outputs.pixels = pixel_colors(
-            outputs.rgb,
-            rendering.opacity,
-            batch.background,
-            batch.rays_per_pixel,
-            pixel_averaging=config.pixel_averaging,
-        )
-        return outputs
 
     def _drop_unless_finite(self, terms: dict[str, Tensor], parameters: Sequence[nn.Parameter]) -> dict[str, Tensor]:
         """Counts a step as skipped and zeroes its gradients and losses if any of them is not finite.
