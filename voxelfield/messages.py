@@ -28,6 +28,11 @@ def reason_of(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
+def error_in_words(error: BaseException) -> str:
+    """Returns the type and the message of an error of code or data from elsewhere, in one line that is not too long."""
+    return clipped(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+
+
 def printable(name: str) -> str:
     r"""Returns the name of a file as text that any program can draw or encode.
 

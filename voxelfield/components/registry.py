@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_ty
 
 from voxelfield.config import parse
 from voxelfield.datasets.scene import Scene
-from voxelfield.messages import clipped
+from voxelfield.messages import error_in_words
 from voxelfield.models.component import Component, find_component
 from voxelfield.models.model import Model
 from voxelfield.models.pixel_sampler import PixelSampler
@@ -306,7 +306,7 @@ def with_foreign(cls: type[Config]) -> type[Config]:
             added = _declared(entry.load(), {**_own(), **_foreign})
             _check_foreign(list(added.values()), cls())
         except (Exception, SystemExit) as error:  # third-party code may raise anything
-            reason = clipped(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+            reason = error_in_words(error)
             logger.warning(
                 "component %s is not available, because %s cannot be used: %s", entry.name, entry.value, reason
             )

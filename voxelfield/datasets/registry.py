@@ -19,7 +19,7 @@ from pathlib import Path
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene
 from voxelfield.foundation.extensions import announced_objects, own_objects
-from voxelfield.messages import clipped
+from voxelfield.messages import error_in_words
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def _recognises(known: Format, folder: Path) -> bool:
     except Exception as error:  # third-party code may raise anything
         if known.name not in _failed:
             _failed.add(known.name)
-            reason = clipped(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+            reason = error_in_words(error)
             logger.warning(
                 "scene format %s of another package does not recognise %s, because it failed: %s",
                 *(known.name, folder, reason),

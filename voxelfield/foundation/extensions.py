@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from voxelfield.messages import clipped
+from voxelfield.messages import clipped, error_in_words
 
 logger = logging.getLogger(__name__)
 
@@ -81,5 +81,4 @@ def load_entry(entry: EntryPoint) -> object:
         return entry.load()
     # Code of other packages may raise anything; SystemExit would end the program without a word.
     except (Exception, SystemExit) as error:
-        reason = clipped(" ".join(f"{type(error).__name__}: {error}".split()), 300)
-        raise ValueError(reason) from error
+        raise ValueError(error_in_words(error)) from error

@@ -17,7 +17,7 @@ from voxelfield.files import atomic_write, open_regular
 from voxelfield.foundation.errors import is_out_of_memory
 from voxelfield.foundation.zero_packing import copy_without_zeros, put_back_zeros
 from voxelfield.grids.boxes import check_box
-from voxelfield.messages import clipped
+from voxelfield.messages import error_in_words
 from voxelfield.run_directory import checkpoints
 
 logger = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ def contents_of(path: Path, error_type: type[ValueError] = CheckpointError) -> I
     except (KeyError, TypeError, IndexError, AttributeError, OverflowError, AssertionError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
-        reason = clipped(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+        reason = error_in_words(error)
         raise error_type(f"{path} has wrong contents: its parts do not fit together ({reason})") from error
     except ValueError as error:  # from its configuration
         if str(path) in str(error):
