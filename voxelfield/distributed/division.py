@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield import processes
-from voxelfield.distributed import peer_memory
-from voxelfield.distributed.exchange import DirectExchange, Exchange, PackedExchange, room_for
+from voxelfield.distributed.exchange import DirectExchange, Exchange, PackedExchange, room_for, shares_memory
 from voxelfield.distributed.shards import Shard, collect_rows, row_slabs, rows_between
 from voxelfield.foundation import constants
 from voxelfield.foundation.zero_packing import pack_streams
@@ -94,7 +93,7 @@ class DividedGrids:
         self._skips = bool(whole.param_groups[0]["skip_untouched"])
         self._channel_rates = {grid: group["channel_rates"] for group in whole.param_groups for grid in group["params"]}
         self._exchanges: list[Exchange] = []
-        if self._rounds and peer_memory.is_available(occupied.device):
+        if self._rounds and shares_memory(occupied.device):
             self._exchanges = [DirectExchange(working, shards, samples, tables=self._skips)]
         else:
             every = halo or not self._skips
