@@ -53,7 +53,8 @@ class Batch:
     @cached_property
     def truth(self) -> Tensor:
         """(P, 3) the pixels' colours over :attr:`background`, constant even where that is learned."""
-        return over(self.rgba[:, :3], self.rgba[:, 3:], self.background.detach())
+        rgb, alpha = self.rgba.split((3, 1), dim=1)
+        return rgb * alpha + self.background.detach() * (1 - alpha)
 
     def __getitem__(self, name: str) -> Tensor:
         """Returns further data of the pixels, (P, ...), in the dtype of the data.
@@ -111,11 +112,6 @@ class Outputs:
         """Returns values (M, ...) of samples, with zeros in unused rows."""
         rows = torch.arange(values.shape[0], device=values.device).view(-1, *[1] * (values.dim() - 1))
         return torch.where(rows < self.rendering.samples.ray_offsets[-1], values, 0.0)
-
-
-def over(rgb: Tensor, alpha: Tensor, background: Tensor) -> Tensor:
-    """Composites straight-alpha colours (P, 3) with opacities (P, 1) over backgrounds (P, 3)."""
-    return rgb * alpha + background * (1 - alpha)
 
 
 def columns_and_rows(pixels: Tensor, width: int, height: int) -> Tensor:

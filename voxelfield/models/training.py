@@ -22,7 +22,6 @@ _FEWEST_VIEWS = 2
 
 _GIB = 2**30
 
-
 PositionDensity = Callable[[Tensor], Tensor]
 """A function that maps positions (M, 3) to densities (M,)."""
 

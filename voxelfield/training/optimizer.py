@@ -48,7 +48,8 @@ def moments_dtype(setting: str, copies: torch.dtype, betas: Sequence[float]) -> 
 class Optimizers:
     """GridAdam for a field's grids, components' optimizers for its networks, and fused AdamW for all other parameters.
 
-    A step does not synchronise with the device, so it can be captured in a CUDA graph.
+    A step does not synchronise with the device, so it can be captured in a CUDA graph. The methods that
+    :class:`voxelfield.models.training.GridOptimizer` has too are described there.
 
     Args:
         model: The model to train.
@@ -64,7 +65,7 @@ class Optimizers:
         grid: The grids' optimizer; pass it to operations that change a grid's resolution or box. None without grids.
         networks: The optimizers of the field's other parameters, at the network's learning rate, by the names of the
             components that made them; ``network`` is AdamW.
-        others: The optimizers of the further groups, by name.
+        others: The optimizers of the components' groups, by name.
         attached: Number of calls of :meth:`attach`.
         division: The division of the grids over several processes, between :meth:`attach` and :meth:`gather`.
 
@@ -107,35 +108,25 @@ class Optimizers:
                 bfloat16_moments=moments_dtype(config.moments, copies, rates.betas) == torch.bfloat16,
             )
         self._sparse = [module for module in model.grid.modules() if isinstance(module, SparseGrid)]
-        elsewhere = {id(parameter) for parameter in (*grids, *(p for group, _ in groups.values() for p in group))}
-        network = [parameter for parameter in model.parameters() if id(parameter) not in elsewhere]
-
-        def adamw(parameters: list[torch.nn.Parameter], lr: Tensor, decay: float) -> EagerAdamW:
-            return EagerAdamW(
-                parameters,
-                lr=lr,
-                betas=rates.betas,
-                eps=config.eps,
-                weight_decay=decay,
-                fused=True,
-                capturable=device.type == "cuda",
-            )
-
+        # By identity, because tensors are compared element by element.
+        updated = {id(parameter) for parameter in (*grids, *(p for group, _ in groups.values() for p in group))}
+        network = [parameter for parameter in model.parameters() if id(parameter) not in updated]
+        options = {"betas": rates.betas, "eps": config.eps, "fused": True, "capturable": device.type == "cuda"}
+        lr, decay = self._lrs[1], config.network_weight_decay
         self.networks: dict[str, torch.optim.Optimizer] = {}
         for component in components:
-            lr, decay = self._lrs[1], config.network_weight_decay
             chosen = component.network_optimizer(network, lr, rates.betas, decay)
             if chosen is not None:
                 self.networks[component.name] = chosen
                 updated = {id(parameter) for group in chosen.param_groups for parameter in group["params"]}
                 network = [parameter for parameter in network if id(parameter) not in updated]
         if network:
-            self.networks["network"] = adamw(network, self._lrs[1], config.network_weight_decay)
-        for name in groups:
-            if name == "grid" or name == "network" or name in self.networks:
-                raise ValueError(f"groups must not have the name of the field's own optimizers, got {name!r}")
+            self.networks["network"] = EagerAdamW(network, lr=lr, weight_decay=decay, **options)
+        taken = [name for name in groups if name in {"grid", "network", *self.networks}]
+        if taken:
+            raise ValueError(f"groups must not have the name of the field's own optimizers, got {taken[0]!r}")
         self.others = {
-            name: adamw(list(parameters), lr, 0.0)
+            name: EagerAdamW(list(parameters), lr=lr, weight_decay=0.0, **options)
             for (name, (parameters, _)), lr in zip(groups.items(), self._lrs[2:], strict=True)
         }
         # The other optimizers' small kernels run on a stream of their own, beside the grids' few large ones.
@@ -159,12 +150,11 @@ class Optimizers:
         if working is None or self.grid is None:
             return
         if divides:
-            listed, occupied = [self._is_listed(level) for level in working.grids], self._model.occupancy.occupied
             self.division = DividedGrids(
                 working,
                 self.grid,
-                listed,
-                occupied,
+                [self._is_listed(level) for level in working.grids],
+                self._model.occupancy.occupied,
                 samples=self._samples,
                 halo=self._smooths,
                 previous=previous,
@@ -175,11 +165,7 @@ class Optimizers:
         self.restrict()
 
     def gather(self, grids: Sequence[nn.Parameter] | None = None) -> None:
-        """Makes grids and moments whole in each process until :meth:`attach`; a collective call.
-
-        Args:
-            grids: Those that will be changed; None for all.
-        """
+        """Makes grids and moments whole in each process until :meth:`attach`; a collective call."""
         if self.division is None:
             return
         if grids is not None and self._copies != torch.float32 and not self.division.materialized:
@@ -216,21 +202,16 @@ class Optimizers:
         return self.attached if self.division is None else self.attached + self.division.layout
 
     def restrict(self) -> None:
-        """Updates the active tiles, so that only vertices that samples in occupied cells can read are updated.
-
-        Call after a change of the occupied cells.
-        """
+        """Updates the active tiles, so that only vertices that samples in occupied cells can read are updated."""
         if self.division is not None:
             self.division.restrict(self._model.occupancy.occupied)
             return
-        for adam, parameter in self._active_levels():
-            if self._is_listed(parameter):
+        for adam, level in self._active_levels():
+            listed = self._is_listed(level)
+            if listed and level.grad is not None:
                 # Total variation also adds gradients outside the tiles; later steps must not use them.
-                if parameter.grad is not None:
-                    parameter.grad.zero_()
-                adam.set_active(parameter, self._model.occupancy.occupied)
-            else:
-                adam.set_active(parameter, None)
+                level.grad.zero_()
+            adam.set_active(level, self._model.occupancy.occupied if listed else None)
 
     def _is_listed(self, parameter: nn.Parameter) -> bool:
         """Returns whether only the active tiles of a level are updated.
@@ -249,12 +230,9 @@ class Optimizers:
         return {"network" if name in self.networks else name: float(lr) for name, _, lr in self._all()}
 
     def add_total_variation(self, weight: float) -> None:
-        """Adds the gradient of the squared differences between neighbouring vertices, in every active dense level.
+        """Adds the gradient of the weighted squared differences between neighbouring vertices of active dense levels.
 
         Of large levels, only the vertices that are updated get one.
-
-        Args:
-            weight: Factor on the sum of these squares.
         """
         if self.division is not None:
             self.division.add_total_variation(weight)
