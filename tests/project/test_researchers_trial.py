@@ -101,7 +101,7 @@ def scene():
 
 def test_a_field_without_a_grid_goes_everywhere(scene, tmp_path, monkeypatch):
     entry = EntryPoint("gaussians", f"{__name__}:GaussiansConfig", model_config.ENTRY_POINTS)
-    monkeypatch.setattr(model_config, "announced_models", lambda: {"gaussians": entry})
+    monkeypatch.setattr(model_config, "entry_points", lambda group: [entry])
     loop = replace(preset("model=dense", "trainer=smoke", device="cpu").trainer, steps=4, patches=2, patch_size=4)
     common = {"optimizer": "adamw", "device": "cpu", "losses": {"smooth": smooth_depth}, "sampler": inverse_depths}
     Session(scene, GaussiansConfig(), trainer=loop, output=tmp_path, **common).fit()

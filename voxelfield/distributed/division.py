@@ -74,6 +74,7 @@ class DividedGrids:
         shapes = [grid.shape for grid, lists in zip(working.grids, listed, strict=True) if lists]
         tiles = iter(_listed_tiles(shapes, occupied))
         atlases = [None] * (len(working.grids) - len(working.sparse)) + list(working.sparse)
+        halo_planes = constants.TILE_X if halo else 0
         self._shards: dict[nn.Parameter, Shard] = {}
         for grid, copy, sparse, lists in zip(working.grids, working.copies, atlases, listed, strict=True):
             if sparse is not None:
@@ -86,7 +87,7 @@ class DividedGrids:
             # Sums of costs may round differently on each device.
             bounds = processes.gather_objects(_balanced(costs, size, grid.shape[0]))[0]
             old = None if previous is None else previous._shards.get(grid)
-            self._shards[grid] = self._shard(grid, copy, bounds, sparse, constants.TILE_X if halo else 0, old)
+            self._shards[grid] = self._shard(grid, copy, bounds, sparse, halo_planes, old)
         shards = list(self._shards.values())
         for shard in shards:  # once no grid is whole any more
             shard.start_sums()
@@ -119,7 +120,7 @@ class DividedGrids:
         self,
         grid: nn.Parameter,
         copy: Tensor,
-        bounds: Sequence[int],
+        bounds: list[int],
         sparse: SparseGrid | None,
         halo: int,
         old: Shard | None,
@@ -177,9 +178,9 @@ class DividedGrids:
         """Yields the rows of tensors (N, F) of all processes, some at a time; each time rows of the same samples.
 
         Between two of them, the device can work on the first while the second arrives. In a captured graph, all
-        processes must have the same number of samples. Any of the exchanges would do.
+        processes must have the same number of samples.
         """
-        return self._exchanges[0].receive(tensors)
+        return self._exchanges[0].receive(tensors)  # any of them would do
 
     def targets(self) -> tuple[list[Tensor], list[tuple[int, int]]]:
         """Returns the tensors to which gradients are added, and the first plane and the planes of each one's grid."""
