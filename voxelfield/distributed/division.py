@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -370,31 +369,23 @@ class DividedGrids:
             }
         shard.state.clear()
 
-    @contextlib.contextmanager
     @torch.no_grad()
-    def packed(self) -> Iterator[dict[nn.Parameter, Any]]:
-        """For a block, gives the optimizer of the whole grids in process 0 their packed moments, as if undivided.
+    def packed(self) -> tuple[dict[nn.Parameter, Any], dict[nn.Parameter, dict[str, Any]]]:
+        """Returns the masters of grids that are not whole, and the moments of all, by grid, to process 0.
 
-        They need never be whole in one memory (:func:`voxelfield.foundation.zero_packing.pack_streams`).
-
-        Returns:
-            The packed masters of grids that are not whole, in process 0.
+        They are packed, as if undivided, and need never be whole in one memory
+        (:func:`voxelfield.foundation.zero_packing.pack_streams`). Others get None in place of them.
         """
         if not (self._rounds or self.materialized):
             self.refresh()  # what did not fit into an exchange
-        masters = {}
+        masters, moments = {}, {}
         for grid, shard in self._shards.items():
             state = {key: value if key == "step" else _packed(shard, value) for key, value in shard.state.items()}
-            master = _packed(shard, shard.local.detach()) if self._rounds and not self.materialized else None
-            if processes.is_first() and state:
-                self._whole.state[grid] = state
-            if master is not None:
-                masters[grid] = master
-        try:
-            yield masters
-        finally:
-            for grid in self._shards:
-                self._whole.state.pop(grid, None)
+            if state:
+                moments[grid] = state
+            if self._rounds and not self.materialized:
+                masters[grid] = _packed(shard, shard.local.detach())
+        return masters, moments
 
 
 def _packed(shard: Shard, local: Tensor) -> Any:

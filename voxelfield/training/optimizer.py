@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import groupby
 from operator import itemgetter
@@ -294,9 +294,14 @@ class Optimizers:
             for level in self._model.grid.levels[: self._model.grid.active]:
                 yield self.grid, level
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state for a checkpoint."""
-        return dict.fromkeys(("grid", "network")) | {name: optimizer.state_dict() for name, optimizer, _ in self._all()}
+    def state_dict(self, divided: Mapping[nn.Parameter, Any] | None = None) -> dict[str, Any]:
+        """Returns the state for a checkpoint, with packed moments of divided grids (:meth:`DividedGrids.packed`)."""
+        whole = {} if self.grid is None else self.grid.state
+        whole.update(divided or {})
+        states = dict.fromkeys(("grid", "network")) | {name: each.state_dict() for name, each, _ in self._all()}
+        for grid in divided or {}:
+            del whole[grid]
+        return states
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads moments and step counts from a checkpoint; rates and constants stay as configured."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -216,33 +215,28 @@ class TrainingState:
                 *(self.steps, -10 * math.log10(loss), -10 * math.log10(max(untrained, 1e-10))),
             )
 
-    @contextlib.contextmanager
-    def entries(self) -> Iterator[dict[str, Any]]:
-        """For a block, gives process 0 the :data:`ENTRIES` of a checkpoint, except ``data``, and nothing to others."""
+    def entries(self) -> dict[str, Any]:
+        """Returns the :data:`ENTRIES` of a checkpoint, except ``data``, to process 0, and nothing to others."""
         states = {component.name: component.state_dict() for component in self.components}
         division = self.optimizers.division
-        with contextlib.ExitStack() as stack:
-            masters = {} if division is None else stack.enter_context(division.packed())
-            if not processes.is_first():
-                yield {}
-                return
-            entries: dict[str, Any] = {
-                **{name: state for name, state in states.items() if state},
-                "step": self.steps,
-                "train_seconds": self.clock.seconds,
-                "rays": self.training_step.rays,
-                "untrained_error": self.untrained_error,
-                "diverged": self.diverged,
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizers.state_dict(),
-                "rng": torch.get_rng_state(),
-                "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
-                "config": recorded(self.config),
-            }
-            for name, parameter in self.model.named_parameters():
-                if parameter in masters:
-                    entries["model"][name] = masters[parameter]
-            yield entries
+        masters, moments = ({}, {}) if division is None else division.packed()
+        if not processes.is_first():
+            return {}
+        model = self.model.state_dict()
+        model |= {name: masters[given] for name, given in self.model.named_parameters() if given in masters}
+        return {
+            **{name: state for name, state in states.items() if state},
+            "step": self.steps,
+            "train_seconds": self.clock.seconds,
+            "rays": self.training_step.rays,
+            "untrained_error": self.untrained_error,
+            "diverged": self.diverged,
+            "model": model,
+            "optimizer": self.optimizers.state_dict(moments),
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "config": recorded(self.config),
+        }
 
     def load(self, checkpoint: Mapping[str, Any]) -> None:
         """Loads the entries of a checkpoint that fits; the grid adopts the saved resolution and box."""
