@@ -6,7 +6,7 @@ first call, which takes seconds. Training compiles nothing, so its optimizers us
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -48,15 +48,16 @@ def exponential_decay(step: Tensor, steps: int, final: float, cooldown: float = 
     return factor if cooldown == 0 else factor * ((steps - step) / (cooldown * steps)).clamp(max=1)
 
 
-def load_moments(optimizer: torch.optim.Optimizer, state: Mapping[Any, Any], rates: Sequence[Tensor]) -> None:
+def load_moments(optimizer: torch.optim.Optimizer, state: Mapping[Any, Any]) -> None:
     """Loads moments and step counts into an optimizer; its settings stay as they are.
 
     Args:
         optimizer: The optimizer.
         state: Entry ``state`` of the state dict of an optimizer of the same parameters.
-        rates: Learning rate of each group, in a tensor that may change later; loading would copy it.
     """
     own = optimizer.state_dict()["param_groups"]
+    # Tensors, which may change later; loading copies them.
+    rates = [group["lr"] for group in optimizer.param_groups]
     optimizer.load_state_dict({"state": state, "param_groups": own})
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate

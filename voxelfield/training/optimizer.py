@@ -48,8 +48,9 @@ def moments_dtype(setting: str, copies: torch.dtype, betas: Sequence[float]) -> 
 class Optimizers:
     """GridAdam for a field's grids, components' optimizers for its networks, and fused AdamW for all other parameters.
 
-    A step does not synchronise with the device, so it can be captured in a CUDA graph. The methods that
-    :class:`voxelfield.models.training.GridOptimizer` has too are described there.
+    A step does not synchronise with the device, so it can be captured in a CUDA graph. Models and components that
+    change grids call methods from :meth:`attach` to :meth:`add_total_variation`
+    (:attr:`voxelfield.models.training.TrainingSetup.optimizer`).
 
     Args:
         model: The model to train.
@@ -95,12 +96,12 @@ class Optimizers:
         self._undecayed = torch.tensor(lrs, dtype=torch.float32, device=device)
         self._decayed = self._undecayed.clone()
         # Views into the tensor of rates: each optimizer uses its own element.
-        self._lrs = self._decayed.split(1)
+        grid_lr, network_lr, *other_lrs = self._decayed.split(1)
         self.grid: GridAdam | None = None
         if grids:
             self.grid = EagerGridAdam(
                 _grid_groups(model, config.view_lr_factor),
-                lr=self._lrs[0],
+                lr=grid_lr,
                 betas=rates.betas,
                 eps=config.eps,
                 weight_decay=rates.weight_decay * config.grid_weight_decay,
@@ -112,23 +113,24 @@ class Optimizers:
         updated = {id(parameter) for parameter in (*grids, *(p for group, _ in groups.values() for p in group))}
         network = [parameter for parameter in model.parameters() if id(parameter) not in updated]
         options = {"betas": rates.betas, "eps": config.eps, "fused": True, "capturable": device.type == "cuda"}
-        lr, decay = self._lrs[1], config.network_weight_decay
+        decay = config.network_weight_decay
         self.networks: dict[str, torch.optim.Optimizer] = {}
         for component in components:
-            chosen = component.network_optimizer(network, lr, rates.betas, decay)
+            chosen = component.network_optimizer(network, network_lr, rates.betas, decay)
             if chosen is not None:
                 self.networks[component.name] = chosen
                 updated = {id(parameter) for group in chosen.param_groups for parameter in group["params"]}
                 network = [parameter for parameter in network if id(parameter) not in updated]
         if network:
-            self.networks["network"] = EagerAdamW(network, lr=lr, weight_decay=decay, **options)
+            self.networks["network"] = EagerAdamW(network, lr=network_lr, weight_decay=decay, **options)
         taken = [name for name in groups if name in {"grid", "network", *self.networks}]
         if taken:
             raise ValueError(f"groups must not have the name of the field's own optimizers, got {taken[0]!r}")
         self.others = {
             name: EagerAdamW(list(parameters), lr=lr, weight_decay=0.0, **options)
-            for (name, (parameters, _)), lr in zip(groups.items(), self._lrs[2:], strict=True)
+            for (name, (parameters, _)), lr in zip(groups.items(), other_lrs, strict=True)
         }
+        self._small: dict[str, torch.optim.Optimizer] = {**self.networks, **self.others}
         # The other optimizers' small kernels run on a stream of their own, beside the grids' few large ones.
         self._side_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -165,7 +167,11 @@ class Optimizers:
         self.restrict()
 
     def gather(self, grids: Sequence[nn.Parameter] | None = None) -> None:
-        """Makes grids and moments whole in each process until :meth:`attach`; a collective call."""
+        """Makes grids and moments that are divided over processes whole until :meth:`attach`; a collective call.
+
+        To be called before any change of grids. Without a list of those that will be changed, all become whole; others
+        may read as NaN until :meth:`attach`.
+        """
         if self.division is None:
             return
         if grids is not None and self._copies != torch.float32 and not self.division.materialized:
@@ -227,7 +233,8 @@ class Optimizers:
 
     def rates(self) -> dict[str, float]:
         """Returns the current learning rates by name; synchronises with the device."""
-        return {"network" if name in self.networks else name: float(lr) for name, _, lr in self._all()}
+        names = {"grid": self.grid is not None, "network": bool(self.networks), **dict.fromkeys(self.others, True)}
+        return {name: rate for (name, used), rate in zip(names.items(), self._decayed.tolist(), strict=True) if used}
 
     def add_total_variation(self, weight: float) -> None:
         """Adds the gradient of the weighted squared differences between neighbouring vertices of active dense levels.
@@ -255,8 +262,7 @@ class Optimizers:
         if self.division is None and arrive is not None:
             arrive()
             arrive = None
-        side = self._side_stream
-        small = [optimizer for name, optimizer, _ in self._all() if name != "grid"]
+        side, small = self._side_stream, self._small.values()
         if side is not None:
             side.wait_stream(torch.cuda.current_stream(side.device))
         # Before the small steps, so that without a side stream the sums arrive while divided grids are updated.
@@ -278,13 +284,6 @@ class Optimizers:
         for optimizer in small:
             optimizer.zero_grad(set_to_none=True)
 
-    def _all(self) -> list[tuple[str, torch.optim.Optimizer, Tensor]]:
-        """Returns the existing optimizers with their names and learning rates."""
-        grid, network, *others = self._lrs
-        own: list[tuple[str, torch.optim.Optimizer, Tensor]] = [] if self.grid is None else [("grid", self.grid, grid)]
-        own += [(name, optimizer, network) for name, optimizer in self.networks.items()]
-        return [*own, *zip(self.others, self.others.values(), others, strict=True)]
-
     def _is_sparse(self, parameter: torch.nn.Parameter) -> bool:
         return any(parameter is grid.features for grid in self._sparse)
 
@@ -296,19 +295,20 @@ class Optimizers:
 
     def state_dict(self, divided: Mapping[nn.Parameter, Any] | None = None) -> dict[str, Any]:
         """Returns the state for a checkpoint, with packed moments of divided grids (:meth:`DividedGrids.packed`)."""
-        whole = {} if self.grid is None else self.grid.state
-        whole.update(divided or {})
-        states = dict.fromkeys(("grid", "network")) | {name: each.state_dict() for name, each, _ in self._all()}
-        for grid in divided or {}:
-            del whole[grid]
-        return states
+        states: dict[str, Any] = dict.fromkeys(("grid", "network"))
+        if self.grid is not None:
+            self.grid.state.update(divided or {})
+            states["grid"] = self.grid.state_dict()
+            for grid in divided or {}:
+                del self.grid.state[grid]
+        return states | {name: optimizer.state_dict() for name, optimizer in self._small.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads moments and step counts from a checkpoint; rates and constants stay as configured."""
-        for name, optimizer, lr in self._all():
+        for name, optimizer in {"grid": self.grid, **self._small}.items():
             # A component without a state may not have existed when the checkpoint was written.
-            if state.get(name) is not None:
-                load_moments(optimizer, state[name]["state"], [lr] * len(optimizer.param_groups))
+            if optimizer is not None and state.get(name) is not None:
+                load_moments(optimizer, state[name]["state"])
 
 
 def _grid_groups(model: Model, view_lr_factor: float) -> list[dict[str, Any]]:

@@ -40,16 +40,8 @@ ENTRIES = (*_OF_SESSION, "model", "rng", "cuda_rng")
 class TrainingState:
     """A model with everything that trains it; it takes steps, and can be saved and restored.
 
-    In processes that train together, all methods are collective calls.
-
-    Args:
-        config: All settings of the run.
-        scene: Images and cameras.
-        device: Device of the training.
-        images: Where the training images are.
-        components: Components that follow the configured ones.
-        losses: Loss terms that are added to the model's, by name.
-        sampler: Places samples on the rays of training.
+    In processes that train together, all methods are collective calls. The last three arguments are those of
+    :class:`voxelfield.Session`.
 
     Attributes:
         model: The model.

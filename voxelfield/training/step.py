@@ -83,7 +83,7 @@ class TrainingStep:
         optimizers: The optimizers of the field and of the components' parameter groups.
         config: Settings of the training loop.
         components: All that joins the steps, in this order, the model included.
-        sampler: Places samples on rays, as :func:`voxelfield.rendering.render.render` takes it.
+        sampler: Places samples on rays.
 
     Attributes:
         batch: The batch of the last step, from the first one on. On CUDA, the next step overwrites it.
