@@ -66,7 +66,7 @@ class DividedGrids:
         halo: bool,
         previous: DividedGrids | None = None,
     ) -> None:
-        self._working, self._whole = working, whole
+        self._working, self._whole, self._rounds = working, whole, working.dtype != torch.float32
         working.forget_grids()
         self._replaced = 0
         self.materialized = False
@@ -110,10 +110,6 @@ class DividedGrids:
     def layout(self) -> int:
         """The number of times that tensors which a captured step refers to have been replaced."""
         return self._replaced + sum(exchange.layout for exchange in self._exchanges)
-
-    @property
-    def _rounds(self) -> bool:
-        return self._working.dtype != torch.float32
 
     def _shard(
         self,
@@ -333,24 +329,24 @@ class DividedGrids:
             shard.sums.masked_fill_(when, 0)
 
     @torch.no_grad()
-    def gather(self) -> None:
-        """Returns masters and moments to the whole grids and their optimizer, and ends the division."""
-        for shard in self._shards.values():
-            self._return_state(shard)
-        if not self.materialized:
-            self.materialize()
+    def gather(self, grids: Sequence[nn.Parameter] | None = None) -> bool:
+        """Returns masters and moments to whole grids and their optimizer; no step may follow.
 
-    @torch.no_grad()
-    def gather_some(self, grids: Sequence[nn.Parameter]) -> None:
-        """Returns masters and moments of some whole grids, if the division has 16-bit copies; no step may follow.
-
-        The copies of all grids, which fields read, stay as the last step has left them.
+        Returns whether all grids are whole. With 16-bit copies, only those asked for become whole, unless all have been
+        already; the copies of all, which fields read, then stay as the last step has left them.
         """
+        if grids is None or self.materialized or not self._rounds:
+            for shard in self._shards.values():
+                self._return_state(shard)
+            if not self.materialized:
+                self.materialize()
+            return True
         for shard in [self._shards.pop(grid) for grid in grids if grid in self._shards]:
             self._return_state(shard)
             self._materialize(shard)
             # Unused from now on, but perhaps referenced until the next garbage collection.
             shard.local.data = shard.stored
+        return False
 
     def free(self) -> None:
         """Frees gradients and copies, before another division takes over what has not been gathered."""

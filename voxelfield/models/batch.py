@@ -37,7 +37,7 @@ class Batch:
     patches: int = 0
     patch_size: int = 1
     weights: Tensor | None = None
-    look_up: Callable[[str, Tensor], Tensor] = field(default=lambda name, pixels: _missing(name), repr=False)
+    look_up: Callable[[str, Tensor], Tensor] | None = field(default=None, repr=False)
     images_of: Callable[[Tensor], Tensor] = field(default=torch.zeros_like, repr=False)
 
     @property
@@ -66,6 +66,8 @@ class Batch:
         Raises:
             KeyError: The images carry no data of that name; the message lists what there is.
         """
+        if self.look_up is None:
+            raise KeyError(f"the training images carry no {name!r}")
         return self.look_up(name, self.pixels)
 
     def weigh(self, factors: Tensor) -> None:
@@ -124,7 +126,3 @@ def background_for(kind: str, rays: int, device: torch.device) -> Tensor:
     if kind == "random":
         return torch.rand(rays, 3, device=device)
     return torch.full((rays, 3), 1.0 if kind == "white" else 0.0, device=device)
-
-
-def _missing(name: str) -> Tensor:
-    raise KeyError(f"the training images carry no {name!r}")

@@ -6,8 +6,6 @@ Each term on rendered rays is a function of the :class:`Outputs` for a :class:`B
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
@@ -99,13 +97,13 @@ def rendering_terms(weights: LossWeights) -> LossTerms:
     Args:
         weights: The terms' weights. Terms raise ValueError if their inputs are missing: distortion or patches.
     """
+
+    def weighted(term: Loss, weight: float) -> Loss:
+        return lambda outputs, batch: weight * term(outputs, batch)
+
     terms: dict[str, Loss] = {"photometric": photometric}
     for term in (sample_rgb, ssim, distortion, opacity_entropy, sparsity):
         weight = getattr(weights, term.__name__)
         if weight > 0:
-            terms[term.__name__] = functools.partial(_weighted, weight, term)
+            terms[term.__name__] = weighted(term, weight)
     return LossTerms(terms)
-
-
-def _weighted(weight: float, term: Loss, outputs: Outputs, batch: Batch) -> Tensor:
-    return weight * term(outputs, batch)

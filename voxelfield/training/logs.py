@@ -54,24 +54,6 @@ class NullLogger:
     images = text = hyperparameters = close = scalars
 
 
-def _forwarded(name: str) -> Any:
-    """Returns the method of a :class:`FailsafeLogger` that calls the one of that name of the underlying logger."""
-
-    def call(self: FailsafeLogger, *values: Any) -> None:
-        behind = self._behind()
-        if behind is self._failed and name != "close":
-            return
-        try:
-            getattr(behind, name, NullLogger().close)(*values)
-        except Exception as error:  # third-party loggers may raise anything
-            if behind is not self._failed:
-                kind = type(behind).__name__
-                logger.error("%s failed (%s): nothing more is recorded, and training continues", kind, error)
-            self._failed = behind
-
-    return call
-
-
 class FailsafeLogger:
     """Forwards records until the underlying logger fails; reports that once, and drops all later records.
 
@@ -83,8 +65,20 @@ class FailsafeLogger:
         self._behind = behind
         self._failed: RunLogger | None = None
 
-    scalars, images, text = _forwarded("scalars"), _forwarded("images"), _forwarded("text")
-    hyperparameters, flush, close = _forwarded("hyperparameters"), _forwarded("flush"), _forwarded("close")
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def forward(*values: Any) -> None:
+            behind = self._behind()
+            if behind is self._failed and name != "close":
+                return
+            try:
+                getattr(behind, name, NullLogger().close)(*values)
+            except Exception as error:  # third-party loggers may raise anything
+                if behind is not self._failed:
+                    kind = type(behind).__name__
+                    logger.error("%s failed (%s): nothing more is recorded, and training continues", kind, error)
+                self._failed = behind
+
+        return forward
 
 
 class TensorBoardLogger:

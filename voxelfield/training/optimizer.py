@@ -140,11 +140,9 @@ class Optimizers:
         With several processes, grids and moments are divided among them until :meth:`gather`.
         """
         grid, divides = self._model.grid, processes.count() > 1
-        if self.division is not None and (self._copies == torch.float32 or self.division.materialized):
-            self.gather()
+        self.gather(grid.levels[grid.active :])  # levels that are no longer read
         previous, self.division = self.division, None
         if previous is not None:
-            previous.gather_some(grid.levels[grid.active :])  # levels that are no longer read
             previous.free()
         grid.enable_copies(self._copies, allocate_gradients=not divides)
         self.attached += 1
@@ -172,13 +170,8 @@ class Optimizers:
         To be called before any change of grids. Without a list of those that will be changed, all become whole; others
         may read as NaN until :meth:`attach`.
         """
-        if self.division is None:
-            return
-        if grids is not None and self._copies != torch.float32 and not self.division.materialized:
-            self.division.gather_some(grids)
-            return
-        self.division.gather()
-        self.division = None
+        if self.division is not None and self.division.gather(grids):
+            self.division = None
 
     def local_shards(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         """Returns the parameters, sharded ones replaced by the shard of this process."""
