@@ -274,14 +274,13 @@ def shares_memory(device: torch.device) -> bool:
 def _obstacle(device: torch.device) -> str | None:
     boot = Path("/proc/sys/kernel/random/boot_id")  # machines may have one name
     machines = processes.gather_objects((socket.gethostname(), boot.read_text() if boot.exists() else ""))
+    why: str | None = None
     if len(set(machines)) > 1:
-        why: str | None = "they are in several machines"
+        why = "they are in several machines"
     elif processes.count() > _MAX_PROCESSES:
         why = f"there are more than {_MAX_PROCESSES}"
-    else:
-        why = next(filter(None, processes.gather_objects(_local_obstacle(device))), None)
-        if why is None:
-            why = next(filter(None, processes.gather_objects(_error_of_trial(device))), None)
+    for obstacle in (_local_obstacle, _error_of_trial):
+        why = why or next(filter(None, processes.gather_objects(obstacle(device))), None)
     if why is not None and processes.is_first():
         logger.info("the GPUs send changed vertices to each other through collective calls, because %s", why)
     return why

@@ -267,11 +267,13 @@ class PixelSampler:
 
     def _draw_pixels(self, count: int) -> Tensor:
         if self.cameras.spheres:
-            # Rejection sampling: of whole spheres, less than a hundredth of the pixels is rejected in all rounds.
+            # Rejection sampling in proportion to solid angles: of whole spheres, less than a hundredth of the pixels is
+            # rejected in all rounds.
             index, *others = self._draw_evenly(_ROUNDS * count).view(_ROUNDS, count)
             rejected = torch.ones_like(index, dtype=torch.bool)
             for other in others:
-                rejected = rejected & self._is_rejected(index)
+                angles = self.cameras.relative_solid_angles(self.images_of(index), self._corners(index)[:, 1] + 0.5)
+                rejected = rejected & (torch.rand(count, device=index.device) >= angles)
                 index = torch.where(rejected, other, index)
         else:
             index = self._draw_evenly(count)
@@ -294,11 +296,6 @@ class PixelSampler:
         within, width = index - starts[image], widths[image]
         row = within // width
         return (image * self.cameras.height + row) * self.cameras.width + within - row * width
-
-    def _is_rejected(self, index: Tensor) -> Tensor:
-        """Returns which pixels (P,) are rejected at random, so that others are left in proportion to solid angles."""
-        angles = self.cameras.relative_solid_angles(self.images_of(index), self._corners(index)[:, 1] + 0.5)
-        return torch.rand(len(index), device=index.device) >= angles
 
 
 def opaque_where_masked(split: Split) -> Tensor:

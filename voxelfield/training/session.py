@@ -257,7 +257,8 @@ class Session:
         ):
             with contextlib.suppress(GeneratorExit):
                 while self.step < config.steps and not interrupt.requested_by_any(self.step, self.device):
-                    rays = state.training_step.counted_rays
+                    # With a limited capacity, only the device knows how many rays fit.
+                    rays = state.training_step.rays if state.training_step.capacity is None else 0
                     batch = self._advance()
                     progress.update(self.step, psnr=state.training_step.psnr, rays=rays)
                     self._record_if_due()

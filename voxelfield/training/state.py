@@ -32,8 +32,10 @@ from voxelfield.training.step import TrainingStep
 
 logger = logging.getLogger(__name__)
 
-_OF_SESSION = ("step", "train_seconds", "rays", "untrained_error", "diverged", "optimizer", "data", "config")
-ENTRIES = (*_OF_SESSION, "model", "rng", "cuda_rng")
+ENTRIES = (
+    *("step", "train_seconds", "rays", "untrained_error", "diverged", "optimizer", "data", "config"),
+    *("model", "rng", "cuda_rng"),
+)
 """Entries of every checkpoint. Others are states of components."""
 
 

@@ -223,11 +223,6 @@ class TrainingStep:
         self.totals.add({"skipped": (~finite).to(torch.int64) * self._one})
         return {name: torch.where(finite, term, 0.0) for name, term in terms.items()}
 
-    @property
-    def counted_rays(self) -> int:
-        """The number of rays of the next step; 0 on CUDA, where only the device knows how many of them fit."""
-        return self.rays if self.capacity is None else 0
-
     def psnr(self) -> float:
         """Returns the PSNR of the last step's pixels, dB; synchronises with the device."""
         return float(mse_to_psnr(self.error))
