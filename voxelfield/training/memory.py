@@ -76,11 +76,8 @@ def place_of_images(
 ) -> Images:
     """Returns where training images should be, the same in all processes; a collective call.
 
-    Args:
-        estimate: Estimates the memory of training with the images in a place.
-        requested: The setting ``trainer.images``.
-        device: The device of training; the CPU keeps the local images.
-        divided: Whether the processes divide the images, so that each has a ``local_slice`` of them.
+    That is where the setting ``trainer.images`` requests them or, on a GPU, where the estimated memory suffices. They
+    are ``divided`` if each process has a ``local_slice`` of them.
     """
     if device.type != "cuda":
         return "local"

@@ -52,15 +52,9 @@ class Optimizers:
     change grids call methods from :meth:`attach` to :meth:`add_total_variation`
     (:attr:`voxelfield.models.training.TrainingSetup.optimizer`).
 
-    Args:
-        model: The model to train.
-        config: Learning rates and constants that depend on the model.
-        rates: Factors that depend on the length of the run.
-        components: The model and the components of its training. Their groups of parameters have learning rates of
-            their own and no weight decay. The network's optimizer does not update them, even if they belong to the
-            field.
-        copies: Dtype of the grids' working copies.
-        samples: Largest number of samples of a step, if several processes take it.
+    The components, of which the model is one, have groups of parameters with learning rates of their own and without
+    weight decay. The networks' optimizers do not update them, even if they belong to the field. The grids' working
+    copies have the dtype ``copies``; ``samples`` is the largest number of samples of a step of several processes.
 
     Attributes:
         grid: The grids' optimizer; pass it to operations that change a grid's resolution or box. None without grids.

@@ -75,15 +75,8 @@ class TrainingStep:
     and updates all parameters. Processes that train together take steps together, each with a part of the batch.
 
     On CUDA a fixed number of rays is drawn in each step, and as many of them are used as fit in
-    ``config.visible_samples`` visible samples; on the CPU the number of rays is adapted to the samples instead.
-
-    Args:
-        model: Renders the batches.
-        pixels: The training images.
-        optimizers: The optimizers of the field and of the components' parameter groups.
-        config: Settings of the training loop.
-        components: All that joins the steps, in this order, the model included.
-        sampler: Places samples on rays.
+    ``config.visible_samples`` visible samples; on the CPU the number of rays is adapted to the samples instead. The
+    components, of which the model is one, join a step in the given order.
 
     Attributes:
         batch: The batch of the last step, from the first one on. On CUDA, the next step overwrites it.
