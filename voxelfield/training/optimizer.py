@@ -106,7 +106,8 @@ class Optimizers:
         # By identity, because tensors are compared element by element.
         updated = {id(parameter) for parameter in (*grids, *(p for group, _ in groups.values() for p in group))}
         network = [parameter for parameter in model.parameters() if id(parameter) not in updated]
-        options = {"betas": rates.betas, "eps": config.eps, "fused": True, "capturable": device.type == "cuda"}
+        options: dict[str, Any] = {"betas": rates.betas, "eps": config.eps, "fused": True}
+        options["capturable"] = device.type == "cuda"
         decay = config.network_weight_decay
         self.networks: dict[str, torch.optim.Optimizer] = {}
         for component in components:
