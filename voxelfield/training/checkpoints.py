@@ -23,7 +23,6 @@ from voxelfield.config import parse
 from voxelfield.datasets.scene import Split
 from voxelfield.messages import clipped
 from voxelfield.models.component import Component
-from voxelfield.models.model import Model
 from voxelfield.models.settings import reached_resolution
 from voxelfield.run_directory import RunDirectoryLock
 from voxelfield.settings import RunConfig
@@ -210,7 +209,7 @@ class Checkpoints:
         behind = checkpoint["config"]["model"]["environment"]
         config = {**checkpoint["config"], "model": replace(training.config.model, environment=behind)}
         saved = parse(RunConfig, config, "config of the checkpoint")
-        _check_resumable(checkpoint, saved, training.config, training.model, training.components)
+        _check_resumable(checkpoint, saved, training)
         if processes.is_first() or self._split.local_slice is not None:
             changed = changed_data(checkpoint["data"], self._whole_fingerprint(), self._split.names)
             if changed:
@@ -274,10 +273,9 @@ def check_complete(checkpoint: Mapping[str, Any]) -> None:
         raise TypeError(f"train_seconds must be a number, not negative, got {clipped(repr(seconds))}")
 
 
-def _check_resumable(
-    checkpoint: Mapping[str, Any], saved: RunConfig, present: RunConfig, model: Model, components: Sequence[Component]
-) -> None:
-    """Rejects a checkpoint that does not fit a session, and logs a warning about settings that differ."""
+def _check_resumable(checkpoint: Mapping[str, Any], saved: RunConfig, training: TrainingState) -> None:
+    """Rejects a checkpoint that does not fit a training, and logs a warning about settings that differ."""
+    present, model = training.config, training.model
     _check_box(saved, present)
     saved_cells, cells = (list(x.shape) for x in (checkpoint["model"]["occupancy.occupied"], model.occupancy.occupied))
     if saved_cells != cells:
@@ -286,7 +284,7 @@ def _check_resumable(
         )
     for kind in registered():
         kind.of(present).check_resumed(kind.of(saved), model)
-    _check_components(checkpoint, components)
+    _check_components(checkpoint, training.components)
     steps = checkpoint["step"]
     reached, wanted = (reached_resolution(config.trainer.stages, steps) for config in (saved, present))
     if reached != wanted:

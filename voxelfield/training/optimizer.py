@@ -221,8 +221,9 @@ class Optimizers:
 
     def rates(self) -> dict[str, float]:
         """Returns the current learning rates by name; synchronises with the device."""
-        names = {"grid": self.grid is not None, "network": bool(self.networks), **dict.fromkeys(self.others, True)}
-        return {name: rate for (name, used), rate in zip(names.items(), self._decayed.tolist(), strict=True) if used}
+        there = {"grid": self.grid is not None, "network": bool(self.networks), **dict.fromkeys(self.others, True)}
+        rates = dict(zip(there, self._decayed.tolist(), strict=True))
+        return {name: rate for name, rate in rates.items() if there[name]}
 
     def add_total_variation(self, weight: float) -> None:
         """Adds the gradient of the weighted squared differences between neighbouring vertices of active dense levels.
