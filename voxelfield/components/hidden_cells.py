@@ -15,7 +15,7 @@ from voxelfield.config import BelowOne
 from voxelfield.models.component import Component
 from voxelfield.models.model import Model
 from voxelfield.models.settings import StageConfig
-from voxelfield.rendering.visible_cells import pixel_stride, ray_spacing, visible_cells
+from voxelfield.rendering.march import pixel_stride, ray_spacing, visible_cells
 
 logger = logging.getLogger(__name__)
 

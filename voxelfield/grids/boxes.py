@@ -60,3 +60,9 @@ def cell_indices(flat: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor, Te
     """Returns indices along x, y, z of flat indices (M,); does not synchronise, as ``torch.unravel_index`` would."""
     _, y, z = shape
     return flat // (y * z), flat // z % y, flat % z
+
+
+def flat_indices(indices: Tensor, shape: Sequence[int]) -> Tensor:
+    """Returns the flat indices (...) of indices (..., 3) along x, y and z, the inverse of :func:`cell_indices`."""
+    x, y, z = indices.unbind(-1)
+    return (x * shape[1] + y) * shape[2] + z

@@ -27,7 +27,7 @@ from voxelfield.foundation.errors import (
     shown,
     stop_if_out_of_memory,
 )
-from voxelfield.grids.boxes import Box, box_extent, box_tensor, parse_box
+from voxelfield.grids.boxes import box_extent, box_tensor, parse_box
 from voxelfield.grids.grid import Grid
 from voxelfield.grids.resampling import (
     migratable_state,
@@ -151,8 +151,6 @@ class VoxelGrid(Grid):
         elif not self.features.is_meta:  # nothing to draw, and normal_ on meta would make torch import its compiler
             self.features.normal_(self.fill, self.init_std)
 
-    # ---------------------------------------------------------------------------------------------- geometry
-
     @property
     def resolution(self) -> tuple[int, int, int]:
         """Number of vertices along x, y and z."""
@@ -226,8 +224,6 @@ class VoxelGrid(Grid):
         low, high = self.aabb
         return ((points >= low) & (points <= high)).all(dim=-1)
 
-    # ---------------------------------------------------------------------------------------------- sampling
-
     @overload
     def forward(self, points: Tensor, *, with_gradient: Literal[False] = ...) -> Tensor: ...
     @overload
@@ -255,13 +251,18 @@ class VoxelGrid(Grid):
             TypeError: ``points`` is not a floating-point tensor.
             ValueError: Its last dimension is not 3, or it is on another device.
         """
+        if not with_gradient and (sampled := self._sample_eagerly(points)) is not None:
+            return sampled
+        # Positions are widened before they are mapped to the unit cube, so a float64 grid gets unrounded ones.
+        points = self._check_points(points)
+        unit = self.to_unit(points.double() if self.features.dtype == torch.float64 else points)
+        if self.working_copies is not None and not with_gradient:
+            sampled = self.working_copies.sample([self.features], unit.reshape(-1, 3).float(), self.padding)
+            return sampled.reshape(*points.shape[:-1], self.channels)
+        options: dict[str, Any] = {"padding": self.padding, "align_corners": self.align_corners}
         if not with_gradient:
-            sampled = self._sample_eagerly(points)
-            return self._sample(self.to_unit(self._promote(points))) if sampled is None else sampled
-        unit = self.to_unit(self._promote(points))
-        values, slopes = ops.sample_trilinear(
-            self.features, unit, padding=self.padding, align_corners=self.align_corners, with_gradient=True
-        )
+            return ops.sample_trilinear(self.features, unit, **options)
+        values, slopes = ops.sample_trilinear(self.features, unit, **options, with_gradient=True)
         low, high = self.aabb.to(coordinate_dtype(slopes.dtype))
         return values, (slopes / (high - low)).to(slopes.dtype)
 
@@ -290,22 +291,10 @@ class VoxelGrid(Grid):
             stop_if_out_of_memory(error, points=points)
             return None
 
-    def _sample(self, unit: Tensor) -> Tensor:
-        """Interpolates at positions (..., 3) in the unit cube."""
-        if self.working_copies is None:
-            return ops.sample_trilinear(self.features, unit, padding=self.padding, align_corners=self.align_corners)
-        rows = unit.reshape(-1, 3).to(coordinate_dtype(self.features.dtype))
-        return self.working_copies.sample([self.features], rows, self.padding).reshape(*unit.shape[:-1], self.channels)
-
     def _new_copies(self, dtype: torch.dtype) -> WorkingCopies:
         if not self.align_corners:
             raise ArgumentValueError("align_corners must be True for enable_copies, got False")
         return super()._new_copies(dtype)
-
-    def _promote(self, values: Tensor) -> Tensor:
-        # Positions are widened before they are mapped to the unit cube, so a float64 grid gets unrounded ones.
-        double = self.features.dtype == torch.float64 and isinstance(values, Tensor) and _is_real(values)
-        return values.double() if double else values
 
     def _check_points(self, points: Tensor) -> Tensor:
         """Raises unless the points are positions on the grid's device; converts 16-bit ones to float32."""
@@ -314,15 +303,13 @@ class VoxelGrid(Grid):
         if points.layout is not torch.strided:
             raise ArgumentValueError(f"points must be a dense tensor, got one of layout {points.layout}")
         points = widen_positions("points", points, torch.float32)
-        if not _is_real(points):
+        if points.dtype not in (torch.float32, torch.float64):
             raise ArgumentTypeError(f"points must be float32 or float64, got {points.dtype}")
         if points.device != self.aabb.device:
             raise ArgumentValueError(f"points must be on the grid's device {self.aabb.device}, got {points.device}")
         if points.dim() == 0 or points.shape[-1] != 3:
             raise ArgumentValueError(f"points must have shape (..., 3), got {tuple(points.shape)}")
         return points
-
-    # ------------------------------------------------------------------------------------- changing the grid
 
     def upsample(self, resolution: int | Sequence[int], optimizer: torch.optim.Optimizer | None = None) -> None:
         """Resamples the features to another resolution over the same box, and the optimizer's state with them.
@@ -347,8 +334,10 @@ class VoxelGrid(Grid):
                 its state for the grid has another shape and cannot be resampled. In all these cases nothing has
                 changed.
         """
-        self._resample("upsample", None, _parse_resolution(resolution), optimizer)
+        refuse_sharded(self.features, "upsample")
+        self.refit(self.aabb, resolution, optimizer)
 
+    @torch.no_grad()
     def refit(
         self,
         aabb: Sequence[Sequence[float]] | Tensor,
@@ -369,7 +358,22 @@ class VoxelGrid(Grid):
             ValueError: ``aabb`` is not a finite box with low < high, or as for :meth:`upsample`. In all these cases
                 nothing has changed.
         """
-        self._resample("refit", parse_box(aabb), _parse_resolution(resolution), optimizer)
+        box, shape = parse_box(aabb), _parse_resolution(resolution)
+        refuse_sharded(self.features, "refit")
+        state, shaped = migratable_state(self.features, optimizer) if optimizer is not None else ({}, [])
+        low, high = self.aabb
+        corners = (box_tensor(box, low.device) - low) / (high - low)
+        periodic = self.padding == "periodic"
+
+        def resampled(values: Tensor) -> Tensor:
+            return sample_vertices(values, corners, shape, align_corners=self.align_corners, periodic=periodic)
+
+        self.working_copies = None
+        replace_values(self.features, resampled(self.features.detach()))
+        for key in shaped:
+            state[key] = resampled(state[key].to(self.features.dtype)).to(state[key].dtype)
+        self._box = box
+        self.aabb.copy_(box_tensor(box, torch.device("cpu")))
 
     def resize(
         self,
@@ -393,36 +397,6 @@ class VoxelGrid(Grid):
             self.refit(aabb, resolution, optimizer)
         elif resolution != self.resolution:
             self.upsample(resolution, optimizer)
-
-    @torch.no_grad()
-    def _resample(
-        self,
-        operation: str,
-        box: Box | None,
-        resolution: tuple[int, int, int],
-        optimizer: torch.optim.Optimizer | None,
-    ) -> None:
-        """Resamples the features and the optimizer's state for them, to a box or to the present one."""
-        refuse_sharded(self.features, operation)
-        state, shaped = migratable_state(self.features, optimizer) if optimizer is not None else ({}, [])
-        corners = torch.tensor([[0.0] * 3, [1.0] * 3], device=self.aabb.device)
-        if box is not None:
-            low, high = self.aabb
-            corners = (box_tensor(box, low.device) - low) / (high - low)
-        periodic = self.padding == "periodic"
-
-        def resampled(values: Tensor) -> Tensor:
-            return sample_vertices(values, corners, resolution, align_corners=self.align_corners, periodic=periodic)
-
-        self.working_copies = None
-        replace_values(self.features, resampled(self.features.detach()))
-        for key in shaped:
-            state[key] = resampled(state[key].to(self.features.dtype)).to(state[key].dtype)
-        if box is not None:
-            self._box = box
-            self.aabb.copy_(box_tensor(box, torch.device("cpu")))
-
-    # ---------------------------------------------------------------------------------------- regularisation
 
     def total_variation(self, weights: Sequence[float] | None = None, *, channels: slice | None = None) -> Tensor:
         r"""Mean squared difference between neighbouring vertices.
@@ -460,8 +434,6 @@ class VoxelGrid(Grid):
         values = values.to(coordinate_dtype(values.dtype))
         terms = (scale * values.diff(dim=axis).square().sum() for axis, scale in enumerate(scales))
         return torch.stack(list(terms)).sum()
-
-    # ------------------------------------------------------------------------------------ how modules behave
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> VoxelGrid:
         geometry = self.aabb
@@ -503,9 +475,6 @@ class VoxelGrid(Grid):
         return ", ".join(parts)
 
 
-# -------------------------------------------------------------------------------------------------- arguments
-
-
 _LARGEST_SIZE = (1 << 31) - 1
 
 
@@ -530,7 +499,3 @@ def _parse_resolution(resolution: int | Sequence[int]) -> tuple[int, int, int]:
         raise ArgumentValueError(f"resolution must be one int, or three for x, y and z, got {shown(resolution)}")
     x, y, z = (_parse_size("resolution", size) for size in sizes)
     return x, y, z
-
-
-def _is_real(values: Tensor) -> bool:
-    return values.dtype in (torch.float32, torch.float64)

@@ -19,7 +19,7 @@ from voxelfield.fields.field import Field, warp_of
 from voxelfield.foundation.autograd import traces_ops
 from voxelfield.foundation.checks import check_at_least_one, check_field, check_fraction, check_result, check_tensor
 from voxelfield.foundation.errors import shown
-from voxelfield.grids.boxes import box_tensor, cell_indices, parse_box
+from voxelfield.grids.boxes import box_tensor, cell_indices, flat_indices, parse_box
 from voxelfield.ops._internal.empty_distance import empty_distance
 
 # Fraction of the threshold below which cells are empty even in a thin mist.
@@ -221,8 +221,7 @@ class OccupancyGrid(nn.Module):
             points = self.aabb[0] + (part + torch.rand(part.shape, device=part.device)) * size
             seen = density(points)
             check_result("density(points)", seen, (points.shape[0],), points)
-            _, y, z = self.occupied.shape
-            index = (part[:, 0] * y + part[:, 1]) * z + part[:, 2]
+            index = flat_indices(part, self.occupied.shape)
             if cells is None:
                 highest[index] = torch.maximum(highest[index], seen.float())
             else:  # a cell may have been drawn more than once

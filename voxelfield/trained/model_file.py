@@ -30,7 +30,7 @@ from voxelfield.foundation.checks import check_choice
 from voxelfield.grids.boxes import check_box
 from voxelfield.rendering.bricks import can_bake, lattice_spacing
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.visible_cells import visible_cells
+from voxelfield.rendering.march import visible_cells
 from voxelfield.trained.checkpoint_file import contents_of
 from voxelfield.trained.quantized import (
     feature_importance,
