@@ -27,7 +27,7 @@ from voxelfield.datasets.registry import scene_in
 from voxelfield.datasets.scene import Split
 from voxelfield.installed import MissingPackageError
 from voxelfield.rendering.paths import orbit
-from voxelfield.warps.bounds import box_of_cameras, box_of_points
+from voxelfield.warps.choice import box_of_cameras, box_of_points
 
 LEGO = Path(__file__).parents[1] / "fixtures" / "lego"
 FLIP = np.diag([1.0, -1.0, -1.0, 1.0])

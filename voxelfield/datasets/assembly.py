@@ -20,7 +20,7 @@ from voxelfield.datasets.silhouettes import Silhouette, box_of_silhouettes
 from voxelfield.grids.boxes import box_tensor, parse_box
 from voxelfield.rendering.cameras import Cameras, viewing_poses
 from voxelfield.rendering.lens import join_lenses
-from voxelfield.warps.bounds import box_of_cameras, box_of_points
+from voxelfield.warps.choice import box_of_cameras, box_of_points
 
 logger = logging.getLogger(__name__)
 

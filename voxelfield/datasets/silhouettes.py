@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.projection import pixels_of_rays
-from voxelfield.warps.bounds import look_from_many_sides, stray_cameras, viewed_point
+from voxelfield.warps.choice import look_from_many_sides, stray_cameras, viewed_point
 
 # Less opacity, of 255, is the noise of an image that a program has cut out.
 _LEAST_ALPHA = 13

@@ -28,12 +28,8 @@ from voxelfield.warps.warp import Warp
 class PyramidDensity:
     """The density of a pyramid followed by a network, in the form that the marching kernel reads.
 
-    Attributes:
-        levels: The tensors from which the active levels are read, each (X_l, Y_l, Z_l, 4).
-        blocks: For each level, the block table if the level is sparse (:attr:`VoxelPyramid.blocks`), otherwise None.
-        aabb: (2, 3) box of the levels, world units.
-        weights: The density network's two matrices.
-        initial: Density at a zero output, per world unit.
+    ``levels`` are the active ones, with their ``blocks`` (:attr:`VoxelPyramid.blocks`); ``weights`` are the density
+    network's two matrices, and ``initial`` is the density at a zero output.
     """
 
     levels: list[Tensor]

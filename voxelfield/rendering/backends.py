@@ -120,13 +120,7 @@ class GenericBackend(ImageBackend):
 def _one_kernel(
     op: Callable[..., tuple[Tensor, ...]], source: ImageSource, **field: Any
 ) -> Callable[[Cameras, int], tuple[Tensor, ...]]:
-    """Returns a function that calls an op, which casts the rays itself, for a camera.
-
-    Args:
-        op: The op.
-        source: The source of the arguments that all such ops have in common.
-        field: The others, which describe the field.
-    """
+    """Returns a function that calls an op, which casts the rays itself, for a camera; ``field`` describes the field."""
     cells = {"occupied": source.occupancy.empty_distance, "aabb_occupancy": source.occupancy.aabb}
     inputs = {**field, **cells, **asdict(source.settings)}
 
@@ -305,10 +299,5 @@ BACKENDS: tuple[type[ImageBackend], ...] = (PyramidImages, GridImages, BakedImag
 
 
 def fastest_backend(field: Field, backends: Sequence[type[ImageBackend]] = BACKENDS) -> type[ImageBackend]:
-    """Returns the backend that renders images of a field; depends only on the field's kind, not on the device.
-
-    Args:
-        field: The field.
-        backends: Backends to try, in this order, before the general one, which renders every field.
-    """
+    """Returns the first of some backends that renders a field of this kind on any device, or else the general one."""
     return next((backend for backend in backends if backend.serves(field)), GenericBackend)

@@ -66,10 +66,7 @@ def visual_hull(alpha: Tensor, cameras: Cameras, aabb: Tensor, resolution: tuple
 
 
 def _project(cameras: Cameras, index: int, axes: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Returns the columns and rows, int64 (X, Y, Z), of the pixels in which the points of a lattice appear.
-
-    A column is negative for a point outside the image of a lens.
-    """
+    """Returns columns and rows, int64 (X, Y, Z), of a lattice's points; a column outside a lens's image is negative."""
     right, up, backward, origin = cameras.c2w[index, :3].unbind(-1)
     fx, fy, cx, cy = cameras.intrinsics[index]
 
@@ -109,10 +106,7 @@ def _reaches(cameras: Cameras, aabb: Tensor, resolution: tuple[int, int, int]) -
 
 
 def _angular_reaches(cameras: Cameras, centres: Tensor, radius: float) -> list[int]:
-    """Computes the same for lenses: balls with centres in a box ``centres`` (2, 3), measured by their angular size.
-
-    The motion of a rolling shutter counts as if the balls were larger.
-    """
+    """Computes the same for lenses: the angular sizes of balls, enlarged by the motion of a rolling shutter."""
     origins, motion = cameras.c2w[:, :3, 3], cameras.largest_motion()
     nearest = (origins - origins.maximum(centres[0]).minimum(centres[1])).norm(dim=-1)
     angles = replace(cameras, rolling=None).pixel_angles()[:, 0]
