@@ -21,7 +21,6 @@ from voxelfield.ops._internal.render_grid_image import PackedSHGrid, render_grid
 from voxelfield.ops._internal.render_pyramid_image import pyramid_image_fits, render_pyramid_image
 from voxelfield.rendering.bricks import bake, can_bake
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.lens import lens_rows
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import View, render_view
@@ -126,7 +125,7 @@ def _one_kernel(
 
     def draw(cameras: Cameras, index: int) -> tuple[Tensor, ...]:
         camera = cameras.c2w[index], cameras.intrinsics[index], *cameras.size(index)
-        return op(*camera, lens=lens_rows(cameras.lens, index), **inputs)
+        return op(*camera, lens=None if cameras.lens is None else cameras.lens.rows[index], **inputs)
 
     return draw
 

@@ -241,11 +241,10 @@ class Cameras:
         check_field("camera_index", camera_index, ("R",), torch.int64, "Cameras.c2w", self.c2w)
         check_index("camera_index", camera_index, len(self), "the cameras")
         check_float32("pixels", pixels, (camera_index.shape[0], 2), "Cameras.c2w", self.c2w)
-        poses = self.row_poses(camera_index, pixels[:, 1].floor() + 0.5)
-        origins = poses[:, :3, 3].contiguous()
-        directions = self._directions(camera_index, pixels, poses)
+        origins, directions = self._cast(camera_index, pixels, pixels[:, 1])
         values = {name: value.index_select(0, camera_index) for name, value in self.values.items()}
-        return Rays(origins, directions, *intersect_aabb(origins.detach(), directions.detach(), aabb), values=values)
+        interval = intersect_aabb(origins.detach(), directions.detach(), aabb)
+        return Rays(origins, directions, *interval, values=values)
 
     def row_poses(self, camera_index: Tensor, y: Tensor) -> Tensor:
         """Returns the poses of cameras while they exposed some rows; differentiable with respect to ``c2w``.
@@ -276,8 +275,9 @@ class Cameras:
         reach = torch.maximum(self.rolling[:, 6], height - self.rolling[:, 6])
         return self.rolling[:, :6].view(-1, 2, 3).norm(dim=-1) * reach[:, None]
 
-    def _directions(self, camera_index: Tensor, pixels: Tensor, poses: Tensor) -> Tensor:
-        """Returns the unit directions (R, 3), world frame, of :meth:`rays` with poses as of :meth:`row_poses`."""
+    def _cast(self, camera_index: Tensor, pixels: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns origins and unit directions (R, 3) of :meth:`rays`, with the cameras' poses at rows ``y``."""
+        poses = self.row_poses(camera_index, y.floor() + 0.5)
         intrinsics = self.intrinsics.index_select(0, camera_index)
         offset = (pixels - intrinsics[:, 2:]).div_(intrinsics[:, :2])
         right, up, backward, _ = poses[:, :3].unbind(-1)
@@ -287,7 +287,7 @@ class Cameras:
             forward = forward * offset[:, 2:]
         # Sums of products instead of a matmul: with TF32 enabled, a matmul would deflect rays by a tenth of a pixel.
         directions = torch.addcmul(forward, right, offset[:, :1]).addcmul_(up, offset[:, 1:2], value=-1.0)
-        return F.normalize(directions, dim=-1)
+        return poses[:, :3, 3].contiguous(), F.normalize(directions, dim=-1)
 
     def relative_solid_angles(self, camera_index: Tensor, y: Tensor) -> Tensor:
         """Returns the solid angles of panoramas' pixels in relation to those at the horizon, and 1 for other images.
@@ -351,9 +351,8 @@ class Cameras:
         index = torch.arange(len(self), device=self.c2w.device).repeat_interleave(len(border))
         # The lower edge belongs to the last row.
         rows = torch.minimum(pixels[..., 1].flatten(), (self.all_sizes()[index.cpu(), 1] - 1).to(pixels))
-        poses = self.row_poses(index, rows.floor() + 0.5)
-        directions = self._directions(index, pixels.flatten(0, 1), poses).view(pixels.shape[0], -1, 3)
-        return poses[:, :3, 3].view_as(directions), directions
+        origins, directions = self._cast(index, pixels.flatten(0, 1), rows)
+        return origins.view(len(self), -1, 3), directions.view(len(self), -1, 3)
 
     def viewing_poses(self) -> Tensor:
         """Returns poses (M, 4, 4) whose optical axes say where cameras look; see :func:`viewing_poses`."""
@@ -392,8 +391,7 @@ class Cameras:
         moves = torch.tensor([[0.5, 0.0], [-0.5, 0.0], [0.0, 0.5], [0.0, -0.5]], device=device)
         pixels = (points[:, :, None] + moves).view(-1, 2)
         camera_index = torch.arange(len(self), device=device).repeat_interleave(len(along) ** 2 * len(moves))
-        poses = self.row_poses(camera_index, pixels[:, 1].floor() + 0.5)
-        directions = self._directions(camera_index, pixels, poses).view(*points.shape[:2], len(moves), 3)
+        directions = self._cast(camera_index, pixels, pixels[:, 1])[1].view(*points.shape[:2], len(moves), 3)
         across, down = directions[:, :, 0] - directions[:, :, 1], directions[:, :, 2] - directions[:, :, 3]
         # Singular values of the map from pixels to directions, computed from the product with its transpose.
         mean = 0.5 * (across.square().sum(-1) + down.square().sum(-1))

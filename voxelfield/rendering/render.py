@@ -170,8 +170,11 @@ def positions_on_rays(
     to an origin is the sum of the gradients with respect to the positions of its ray's samples, and the gradient with
     respect to a direction is the sum of these gradients times the samples' distances. Sums have a fixed order.
 
-    Samples are in coordinates of ``warp``, origins and directions (R, 3) in the world frame, of the dtype of
-    ``samples.t``. Rows that belong to no ray are NaN in the result.
+    Args:
+        samples: M samples of R rays, in warped coordinates.
+        origins: (R, 3) float32 (float64 for float64 ``samples.t``), world frame.
+        directions: (R, 3), in the dtype of ``origins``, as the result is. Rows that belong to no ray are NaN in it.
+        warp: The field's warp; None for the world frame.
     """
     rows = samples.positions.shape[0]
     both = spread(torch.cat((origins, directions), dim=1), samples.ray_offsets, rows)
