@@ -18,9 +18,8 @@ from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.models.pixel_sampler import PixelSampler
-from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.cameras import Cameras, fraction_through_box
 from voxelfield.rendering.lens import Lens
-from voxelfield.rendering.projection import fraction_through_box
 from voxelfield.training.checkpoints import fingerprint
 from voxelfield.training.session import Session
 

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from voxelfield.captures.capture import Capture
 from voxelfield.datasets.measures import BLURRED, ENOUGH_SKY
 from voxelfield.datasets.poses import OPENCV_AXES, likely_mistake, turned_about
-from voxelfield.rendering.cameras import Cameras, viewing_poses
-from voxelfield.rendering.projection import sees_box
+from voxelfield.rendering.cameras import Cameras, sees_box, viewing_poses
 from voxelfield.warps.choice import stray_cameras
 
 FEW_VIEWS = 20

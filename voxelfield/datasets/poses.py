@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.projection import sees_box
+from voxelfield.rendering.cameras import Cameras, sees_box
 from voxelfield.warps.choice import stray_cameras, viewed_point
 
 FARTHEST = 1e6

@@ -250,7 +250,7 @@ class VoxelPyramid(Grid):
         axes = [torch.linspace(0, 1, size, device=self.aabb.device) for size in (x, y, z)]
         collapsed = torch.empty(x, y, z, self.channels, dtype=dtype, device=self.aabb.device)
         for plane, height in enumerate(axes[0]):
-            points = torch.stack(torch.meshgrid(height[None], axes[1], axes[2], indexing="ij"), dim=-1).view(-1, 3)
+            points = torch.cartesian_prod(height[None], axes[1], axes[2])
             collapsed[plane] = self.combination.sample(self.sampled_levels, points, "border").view(y, z, -1)
         return collapsed
 

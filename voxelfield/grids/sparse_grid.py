@@ -379,4 +379,4 @@ def overlapping_sums(cells: Tensor, aabb: Tensor, shape: Sequence[int], box: Ten
 def _all_vertices(device: torch.device) -> Tensor:
     """Returns the indices (512, 3) of a block's vertices, in memory order."""
     along = torch.arange(BLOCK_VERTICES, device=device)
-    return torch.stack(torch.meshgrid(along, along, along, indexing="ij"), dim=-1).view(-1, 3)
+    return torch.cartesian_prod(along, along, along)

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.foundation.checks import check_tensor
-from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.projection import pixels_of_rays
+from voxelfield.rendering.cameras import Cameras, pixels_of_rays
 
 # Largest angle above or below the horizon, radians, at which panoramas carve. Near their poles, a cell is as wide as
 # the image.

@@ -23,7 +23,7 @@ from voxelfield.foundation.errors import shown
 from voxelfield.installed import config_folder
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.registry import model_names
-from voxelfield.rendering.projection import fraction_through_box
+from voxelfield.rendering.cameras import fraction_through_box
 from voxelfield.settings.presets import compose, composition_error, config_name
 from voxelfield.settings.run import RunConfig, SceneConfig
 from voxelfield.settings.trainer import CameraConfig, OptimizerConfig, TrainerConfig
