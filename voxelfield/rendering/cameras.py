@@ -449,7 +449,7 @@ def pixels_of_rays(cameras: Cameras, index: int, rays: Tensor) -> Tensor:
         points = cameras.lens.points_of(flat, index)
         back = cameras.lens.rays_through(points, torch.full_like(points[:, 0], index, dtype=torch.int64))
         error = (F.normalize(back, dim=-1) - F.normalize(flat, dim=-1)).norm(dim=-1)
-        # The comparison is written so that it is False for NaN, i.e. points that overflowed are not in_image.
+        # The comparison is written so that it is False for NaN, i.e. points that overflowed are not shown.
         points, in_image = points.view(*rays.shape[:-1], 2), (error <= _SAME_RAY).view(rays.shape[:-1])
     pixels = points * intrinsics[:2] + intrinsics[2:]
     if cameras.spheres:

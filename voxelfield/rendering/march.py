@@ -168,39 +168,34 @@ def visible_samples(
         is not known.
     """
     warp = warp_of(field)
-    if settings.min_weight <= 0 and capacity is None:
-        packed = march(rays, occupancy, settings.step, jitter, warp=warp)
-        return packed, packed.ray_offsets[-1]
-    if (density := field.pyramid_density()) is not None:
+    wants_all = settings.min_weight <= 0 and capacity is None
+    if not wants_all and (density := field.pyramid_density()) is not None:
         packed = march_visible(
             *_mapped(rays, warp),
             occupancy.empty_distance if rays.origins.is_cuda else occupancy.bits,
             occupancy.aabb,
-            density.levels,
-            density.aabb,
-            density.weights,
             step=settings.step,
-            density_initial=density.initial,
             offset=rays.random() if jitter else None,
             min_transmittance=settings.min_transmittance,
             min_weight=settings.min_weight,
             max_samples_per_ray=MAX_VISIBLE_PER_RAY,
             capacity=None if capacity is None else capacity.visible,
             boxes=nested_box_args(warp),
-            blocks=density.blocks,
+            **vars(density),
         )
         return packed, None
+    room = None if capacity is None else capacity.candidates
+    candidates = march(rays, occupancy, settings.step, jitter, room, warp)
+    count = candidates.ray_offsets[-1]
     if capacity is None:
-        candidates = march(rays, occupancy, settings.step, jitter, warp=warp)
-        return select(field, candidates, settings, rays=rays), candidates.ray_offsets[-1]
-    candidates = march(rays, occupancy, settings.step, jitter, capacity.candidates, warp)
+        return (candidates if wants_all else select(field, candidates, settings, rays=rays)), count
     if not field.skips_nan:
         candidates = _without_nan(candidates, occupancy.aabb)
     packed = select(field, candidates, settings, capacity.visible, rays=rays)
     if not field.skips_nan:
         packed = _without_nan(packed, occupancy.aabb)
     rays_kept = torch.minimum(candidates.rays_kept, packed.rays_kept)
-    return packed._replace(rays_kept=rays_kept), candidates.ray_offsets[-1]
+    return packed._replace(rays_kept=rays_kept), count
 
 
 @torch.no_grad()

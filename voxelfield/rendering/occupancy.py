@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from voxelfield import ops
-from voxelfield.fields.field import Field, warp_of
+from voxelfield.fields.field import Field, warped_points
 from voxelfield.foundation.autograd import traces_ops
 from voxelfield.foundation.checks import check_at_least_one, check_field, check_fraction, check_result, check_tensor
 from voxelfield.foundation.errors import shown
@@ -371,8 +371,7 @@ def _check_thresholds(threshold: float, share_of_mean: float | None) -> None:
 
 def occupied_points(field: Field, occupancy: OccupancyGrid, points: Tensor) -> Tensor:
     """Returns which world positions (M, 3) lie in occupied cells of the field's warp, (M,) bool; False outside."""
-    warp = warp_of(field)
-    return occupancy.contains(points if warp is None else warp.from_world(points)[0])
+    return occupancy.contains(warped_points(field, points))
 
 
 def occupied_density(field: Field, occupancy: OccupancyGrid, points: Tensor) -> Tensor:
