@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
 
@@ -24,10 +23,9 @@ from voxelfield.foundation.errors import (
     EXPLAINED_LATER,
     ArgumentTypeError,
     ArgumentValueError,
-    shown,
     stop_if_out_of_memory,
 )
-from voxelfield.grids.boxes import box_extent, box_tensor, parse_box
+from voxelfield.grids.boxes import box_extent, box_tensor, parse_box, parse_resolution, parse_size
 from voxelfield.grids.grid import Grid
 from voxelfield.grids.resampling import (
     migratable_state,
@@ -120,7 +118,7 @@ class VoxelGrid(Grid):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        shape = (*_parse_resolution(resolution), _parse_size("channels", channels))
+        shape = (*parse_resolution(resolution), parse_size("channels", channels))
         if dtype not in FLOATING:
             raise ArgumentTypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype}")
         check_choice("padding", padding, PADDINGS)
@@ -358,7 +356,7 @@ class VoxelGrid(Grid):
             ValueError: ``aabb`` is not a finite box with low < high, or as for :meth:`upsample`. In all these cases
                 nothing has changed.
         """
-        box, shape = parse_box(aabb), _parse_resolution(resolution)
+        box, shape = parse_box(aabb), parse_resolution(resolution)
         refuse_sharded(self.features, "refit")
         state, shaped = migratable_state(self.features, optimizer) if optimizer is not None else ({}, [])
         low, high = self.aabb
@@ -473,29 +471,3 @@ class VoxelGrid(Grid):
             low, high = (", ".join(f"{value:.6g}" for value in corner) for corner in self.aabb.tolist())
             parts.insert(2, f"aabb=(({low}), ({high}))")
         return ", ".join(parts)
-
-
-_LARGEST_SIZE = (1 << 31) - 1
-
-
-def _parse_size(name: str, value: Any) -> int:
-    try:
-        size = operator.index(value)
-    except TypeError:
-        raise ArgumentTypeError(f"{name} must be integer, got {shown(value)}") from None
-    if size < 1 or isinstance(value, bool):
-        raise ArgumentValueError(f"{name} must be at least 1, got {shown(value)}")
-    if size > _LARGEST_SIZE:
-        raise ArgumentValueError(f"{name} must be at most 2^31 - 1, got {shown(value)}")
-    return size
-
-
-def _parse_resolution(resolution: int | Sequence[int]) -> tuple[int, int, int]:
-    try:
-        sizes: tuple[Any, ...] = tuple(resolution)  # type: ignore[arg-type]
-    except TypeError:
-        sizes = (resolution,) * 3
-    if len(sizes) != 3:
-        raise ArgumentValueError(f"resolution must be one int, or three for x, y and z, got {shown(resolution)}")
-    x, y, z = (_parse_size("resolution", size) for size in sizes)
-    return x, y, z

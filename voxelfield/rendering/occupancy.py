@@ -18,8 +18,7 @@ from voxelfield import ops
 from voxelfield.fields.field import Field, warped_points
 from voxelfield.foundation.autograd import traces_ops
 from voxelfield.foundation.checks import check_at_least_one, check_field, check_fraction, check_result, check_tensor
-from voxelfield.foundation.errors import shown
-from voxelfield.grids.boxes import box_tensor, cell_indices, flat_indices, parse_box
+from voxelfield.grids.boxes import box_tensor, cell_indices, flat_indices, parse_box, parse_resolution
 from voxelfield.ops._internal.empty_distance import empty_distance
 
 # Fraction of the threshold below which cells are empty even in a thin mist.
@@ -44,6 +43,7 @@ class OccupancyGrid(nn.Module):
         aabb: Buffer (2, 3) float32.
 
     Raises:
+        TypeError: A number of cells is not integer.
         ValueError: A number of cells is below 1, or ``aabb`` is not a box.
     """
 
@@ -54,12 +54,7 @@ class OccupancyGrid(nn.Module):
 
     def __init__(self, resolution: int | Sequence[int], aabb: Tensor | Sequence[Sequence[float]]) -> None:
         super().__init__()
-        shape = (resolution,) * 3 if isinstance(resolution, int) else resolution
-        three = isinstance(shape, Sequence) and len(shape) == 3 and all(isinstance(size, int) for size in shape)
-        if not (three and all(1 <= size < 1 << 31 for size in shape)):
-            raise ValueError(
-                f"resolution must be one or three numbers of cells, each at least 1, got {shown(resolution)}"
-            )
+        shape = parse_resolution(resolution)
         self._initial_box = parse_box(aabb)
         self.register_buffer("occupied", torch.empty(shape, dtype=torch.bool))
         self.register_buffer("allowed", torch.empty(shape, dtype=torch.bool))
