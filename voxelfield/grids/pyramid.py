@@ -110,9 +110,12 @@ class VoxelPyramid(Grid):
         self.resolutions = tuple(resolutions)
         self.sparse_resolutions = tuple(sparse_resolutions)
         self._grids = nn.ModuleList(
-            _Level(bound, resolution, channels if each is None else len(each), box, padding=padding, device=device)
-            for bound, resolution, each in zip(bounds, self._level_resolutions(box), known, strict=True)
+            VoxelGrid(resolution, channels if each is None else len(each), box, padding=padding, device=device)
+            for resolution, each in zip(self._level_resolutions(box), known, strict=True)
         )
+        for grid, bound in zip(self.grids, bounds, strict=True):
+            grid._init_range = bound
+            grid.reset_parameters()
         self._sparse_grids = nn.ModuleList(
             SparseGrid(cubic_voxels(box, finer), channels, box, device=device) for finer in sparse_resolutions
         )
@@ -407,20 +410,6 @@ class VoxelPyramid(Grid):
         x, y, z = cubic_voxels(aabb, self.resolutions[0])
         factors = [finer // self.resolutions[0] for finer in self.resolutions]
         return [(x * factor + 1, y * factor + 1, z * factor + 1) for factor in factors]
-
-
-class _Level(VoxelGrid):
-    """A grid with uniformly distributed initial features, also under torch's deferred initialisation."""
-
-    def __init__(self, init_range: float, *args: Any, **kwargs: Any) -> None:
-        self.init_range = init_range
-        super().__init__(*args, **kwargs)
-
-    def _draw_features(self) -> None:
-        self.features.uniform_(-self.init_range, self.init_range)
-
-    def _get_name(self) -> str:
-        return "VoxelGrid"
 
 
 def _level_channels(given: Any, levels: int, channels: int, reduce: Reduction) -> tuple[tuple[int, ...] | None, ...]:

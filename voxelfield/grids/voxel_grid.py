@@ -103,6 +103,8 @@ class VoxelGrid(Grid):
     aabb: Tensor
 
     active = 1
+    # If not None, initial features are drawn uniformly between plus and minus this, as the levels of a pyramid are.
+    _init_range: float | None = None
 
     def __init__(
         self,
@@ -141,13 +143,12 @@ class VoxelGrid(Grid):
         """
         with torch.no_grad():
             self.aabb.copy_(box_tensor(self._box, torch.device("cpu")))
-            self._draw_features()
-
-    def _draw_features(self) -> None:
-        if self.init_std == 0:
-            self.features.fill_(self.fill)
-        elif not self.features.is_meta:  # nothing to draw, and normal_ on meta would make torch import its compiler
-            self.features.normal_(self.fill, self.init_std)
+            if self._init_range is not None:
+                self.features.uniform_(-self._init_range, self._init_range)
+            elif self.init_std == 0:
+                self.features.fill_(self.fill)
+            elif not self.features.is_meta:  # nothing to draw, and normal_ on meta would make torch import its compiler
+                self.features.normal_(self.fill, self.init_std)
 
     @property
     def resolution(self) -> tuple[int, int, int]:
