@@ -117,15 +117,19 @@ class GenericBackend(ImageBackend):
 
 
 def _one_kernel(
-    op: Callable[..., tuple[Tensor, ...]], source: ImageSource, **field: Any
-) -> Callable[[Cameras, int], tuple[Tensor, ...]]:
-    """Returns a function that calls an op, which casts the rays itself, for a camera; ``field`` describes the field."""
+    op: Callable[..., tuple[Tensor, ...]], source: ImageSource, finish: Callable[..., View] = View, **field: Any
+) -> Draw:
+    """Returns a function that calls an op, which casts the rays itself, for a camera, and makes a view of its results.
+
+    ``field`` describes the field.
+    """
     cells = {"occupied": source.occupancy.empty_distance, "aabb_occupancy": source.occupancy.aabb}
     inputs = {**field, **cells, **asdict(source.settings)}
 
-    def draw(cameras: Cameras, index: int) -> tuple[Tensor, ...]:
+    def draw(cameras: Cameras, index: int) -> View:
         camera = cameras.c2w[index], cameras.intrinsics[index], *cameras.size(index)
-        return op(*camera, lens=None if cameras.lens is None else cameras.lens.rows[index], **inputs)
+        lens = None if cameras.lens is None else cameras.lens.rows[index]
+        return finish(*op(*camera, lens=lens, **inputs))
 
     return draw
 
@@ -165,7 +169,7 @@ class GridImages(ImageBackend):
         assert isinstance(decoder, SHDecoder)
         assert isinstance(decoder.activation, DensityActivation)
         features = grid.collapse(dtype) if isinstance(grid, VoxelPyramid) else grid.sampled_levels[0]
-        draw = _one_kernel(
+        return _one_kernel(
             render_grid_image,
             source,
             background=source.background,
@@ -173,7 +177,6 @@ class GridImages(ImageBackend):
             density_scale=decoder.activation.scale,
             density_shift=decoder.activation.shift,
         )
-        return lambda cameras, index: View(*draw(cameras, index))
 
 
 class PyramidImages(ImageBackend):
@@ -213,7 +216,7 @@ class PyramidImages(ImageBackend):
         first, last = decoder.density_network
         # Inactive levels read zero, so their columns are dropped.
         weights = [first[:, : constants.LEVEL_CHANNELS * len(levels)], last]
-        draw = _one_kernel(
+        return _one_kernel(
             render_pyramid_image,
             source,
             background=source.background,
@@ -226,7 +229,6 @@ class PyramidImages(ImageBackend):
             blocks=pyramid.blocks[: len(levels)],
             boxes=nested_box_args(warp_of(source.field)),
         )
-        return lambda cameras, index: View(*draw(cameras, index))
 
     @staticmethod
     def _parts(field: Field) -> tuple[VoxelPyramid, FusedMLPDecoder, ExponentialDensity]:
@@ -257,16 +259,6 @@ class BakedImages(ImageBackend):
         assert isinstance(field, RadianceField)
         bricks, shade = bake(field, source.occupancy), field.shade
         assert shade is not None
-        render = _one_kernel(
-            render_baked_image,
-            source,
-            log_density=bricks.log_density,
-            values=bricks.values,
-            blocks=bricks.blocks,
-            aabb=bricks.aabb,
-            clip=field.grid.aabb if field.warp is None else None,
-            boxes=nested_box_args(field.warp),
-        )
 
         def colors(sums: Tensor, opacity: Tensor, directions: Tensor) -> Tensor:
             if sums.is_cuda:
@@ -278,13 +270,22 @@ class BakedImages(ImageBackend):
                 rgb[shown] = shade(bricks.means(sums[shown], opacity[shown]), directions[shown])
             return opacity[:, None] * rgb + (1 - opacity[:, None]) * background
 
-        def draw(cameras: Cameras, index: int) -> View:
-            sums, opacity, depth, directions = render(cameras, index)
+        def shaded(sums: Tensor, opacity: Tensor, depth: Tensor, directions: Tensor) -> View:
             pixels = sums.flatten(0, 1), opacity.flatten(), directions.flatten(0, 1)
             parts = (colors(*part) for part in zip(*(x.split(_PIXELS_AT_ONCE) for x in pixels), strict=True))
             return View(torch.cat(list(parts)).view(*opacity.shape, 3), opacity, depth)
 
-        return draw
+        return _one_kernel(
+            render_baked_image,
+            source,
+            shaded,
+            log_density=bricks.log_density,
+            values=bricks.values,
+            blocks=bricks.blocks,
+            aabb=bricks.aabb,
+            clip=field.grid.aabb if field.warp is None else None,
+            boxes=nested_box_args(field.warp),
+        )
 
 
 def _warp_has_kernel(field: Field) -> bool:
