@@ -22,9 +22,6 @@ from voxelfield.ops._internal.grid_adam import grid_adam_
 from voxelfield.ops._internal.tiles import active_tiles
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
 
-__all__ = ["GridAdam"]
-
-
 # The options of a group that a step depends on, besides its learning rates.
 RULE = ("betas", "eps", "weight_decay", "l2_penalty", "skip_untouched", "clear_grad")
 

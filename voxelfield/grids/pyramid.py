@@ -21,8 +21,6 @@ from voxelfield.grids.working_copies import Combination, WorkingCopies, sample_l
 from voxelfield.ops._grids import Padding
 from voxelfield.ops.pyramid import REDUCTIONS, Reduction
 
-__all__ = ["VoxelPyramid"]
-
 # 128 bytes of float32 at 4 channels: the optimizer's tiles of vertices begin at multiples of this.
 _ROW_VERTICES = 8
 

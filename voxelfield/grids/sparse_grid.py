@@ -16,8 +16,6 @@ from voxelfield.grids.boxes import box_tensor, cell_indices, flat_indices, parse
 from voxelfield.grids.resampling import migratable_state, refuse_sharded, replace_values
 from voxelfield.ops._internal.sparse_grid import atlas_coordinates, share_copies_
 
-__all__ = ["SparseGrid", "overlapping_sums"]
-
 BLOCK_VERTICES = 8
 """Vertices along each axis of a block. The outermost ones are shared with the neighbouring blocks."""
 

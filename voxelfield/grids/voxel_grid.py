@@ -37,8 +37,6 @@ from voxelfield.grids.resampling import (
 from voxelfield.grids.working_copies import WorkingCopies
 from voxelfield.ops._grids import PADDINGS, Padding, sample_in_box_eagerly
 
-__all__ = ["VoxelGrid", "cubic_voxels"]
-
 
 def cubic_voxels(aabb: Sequence[Sequence[float]] | Tensor, mean_resolution: int) -> tuple[int, int, int]:
     """Returns the resolution, a number along each axis, that fills a box with ``mean_resolution**3`` cubes.

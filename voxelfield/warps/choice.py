@@ -15,7 +15,7 @@ from voxelfield.config import NotNegative, Positive, Range
 from voxelfield.grids.boxes import Box, parse_box
 from voxelfield.warps.ndc_box import NdcBox
 from voxelfield.warps.nested_boxes import MAX_BOXES, NestedBoxes
-from voxelfield.warps.warp import Pose, Row, Warp, Window
+from voxelfield.warps.warp import Pose, Warp, Window
 
 logger = logging.getLogger(__name__)
 
@@ -298,8 +298,9 @@ def ndc_box_of_cameras(
         near = _PLANE_OF_NEAREST * float(depths.sort().values[int(_OUTLIERS * len(depths))])
         source = " from the nearest points"
     if not near > nearest:
-        limit = f"near must be above {nearest:.4g}, because of the foremost camera"
-        raise NotForwardError(f"{limit}, got {near:.4g}{source}")
+        raise NotForwardError(
+            f"near must be above {nearest:.4g}, because of the foremost camera, got {near:.4g}{source}"
+        )
     (low, high), image = _window(border, position, axes, near)
     if float((high - low).max()) > widest * image:
         raise NotForwardError(
@@ -309,12 +310,12 @@ def ndc_box_of_cameras(
     half = float((high - low).max()) / 2
     depth = float(offsets[:, :2].norm(dim=-1).max()) / near
     window: Window = ((float(low[0]), float(low[1])), (float(high[0]), float(high[1])))
-    rows: list[Row] = [(a, b, c, d) for a, b, c, d in reference.tolist()]
+    x, y, z = map(tuple, reference.tolist())
     depth = min(max(depth, _FLATTEST * half), _DEEPEST * half)
     if points is None or len(points) == 0:
         points = _frustum(window, near, position, axes)
     try:
-        warp = NdcBox(parse_box(box_of_points(points)), (rows[0], rows[1], rows[2]), near, window, depth)
+        warp = NdcBox(parse_box(box_of_points(points)), (x, y, z), near, window, depth)
         _ = warp.outermost, warp.warped_aabb  # raise if float32 cannot represent them
     except ValueError as error:
         raise NotForwardError(str(error)) from error
