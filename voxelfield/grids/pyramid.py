@@ -428,9 +428,7 @@ def _level_channels(given: Any, levels: int, channels: int, reduce: Reduction) -
             f"level_channels must be one for each of {levels} levels, None for the first, got {shown(given)}"
         )
     for each in known:
-        if each is not None and (
-            not each or list(each) != sorted(set(each)) or not 0 <= each[0] <= each[-1] < channels
-        ):
+        if each is not None and not (each and list(each) == sorted({*each} & {*range(channels)})):
             raise ArgumentValueError(
                 f"level_channels must be rising numbers from 0 to {channels - 1}, got {shown(list(each))}"
             )

@@ -280,14 +280,12 @@ class SparseGrid(nn.Module):
             Their indices along x, y and z in the whole grid, (B, 512, 3) int64, and their rows in the flattened atlas,
             (B, 512) int64.
         """
-        within = _all_vertices(self.exists.device)
-        row_within = flat_indices(within, self._atlas_shape())
-        first, rows = BLOCK_CELLS * self.exists.nonzero()[chosen], self._first_rows()[chosen]
-        for corners, own in zip(first.split(at_once), rows.split(at_once), strict=True):
-            yield corners[:, None] + within, own[:, None] + row_within
+        within, blocks = _all_vertices(self.exists.device), self.exists.nonzero()
+        for some in chosen.split(at_once):
+            yield BLOCK_CELLS * blocks[some][:, None] + within, self._rows(some)
 
     def _rows(self, chosen: Tensor) -> Tensor:
-        """Returns the rows of the flattened atlas with the vertices of the chosen of its blocks, (N, 512) int64."""
+        """Returns the rows of the flattened atlas with the vertices of chosen blocks, (N, 512) int64."""
         return self._first_rows()[chosen, None] + flat_indices(_all_vertices(self.exists.device), self._atlas_shape())
 
     def _first_rows(self) -> Tensor:
