@@ -14,13 +14,7 @@ from voxelfield.rendering.rigid import turning_angles
 
 @dataclass(frozen=True, eq=False)
 class Similarity:
-    """Maps a point p to ``scale * rotation @ p + translation``.
-
-    Attributes:
-        scale: Positive.
-        rotation: (3, 3) float64, on the CPU.
-        translation: (3,) float64, on the CPU.
-    """
+    """Maps a point p to ``scale * rotation @ p + translation``, by a scale above 0 and float64 tensors on the CPU."""
 
     scale: float
     rotation: Tensor

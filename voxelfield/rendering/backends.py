@@ -38,15 +38,10 @@ Draw = Callable[[Cameras, int], View]
 
 @dataclass(frozen=True, eq=False)
 class ImageSource:
-    """The inputs from which images are rendered.
+    """The inputs from which images are rendered, all on the field's device.
 
-    Attributes:
-        field: The field.
-        occupancy: The occupied cells, on the field's device.
-        settings: Sampling settings.
-        background: (3,) float32 colour behind the scene, on the field's device.
-        chunk: Number of rays per chunk, for a backend whose memory grows with the number of rays.
-        precision: Autocast dtype for the decoder.
+    The ``background`` is the colour (3,) float32 behind the scene, ``chunk`` the number of rays that a backend whose
+    memory grows with it renders at once, and ``precision`` the autocast dtype for the decoder.
     """
 
     field: Field

@@ -270,18 +270,9 @@ def visible_cells(
     not miss a part that is visible between them. Where pixels are wider than cells, cells up to two pixels from such a
     sample are marked as well.
 
-    Args:
-        field: The field.
-        occupancy: The occupied cells, on the field's device.
-        settings: Sampling settings, including the visibility thresholds.
-        cameras: One ray is cast through the centre of each of their pixels that is used.
-        spacing: :func:`ray_spacing` of all cameras if these are only some of them.
-        every: As for :meth:`Cameras.image_chunks`, as ``chunk`` is; does not affect the parts.
-        chunk: Largest number of rays.
-
-    Returns:
-        (X, Y, Z) bool, on the field's device: a subdivision of the occupancy's box. The number of cells along each axis
-        is a multiple of the occupancy's.
+    One ray is cast through the centre of each pixel, or as :meth:`Cameras.image_chunks` says for ``every`` and
+    ``chunk``. If these are only some of the cameras, ``spacing`` is the :func:`ray_spacing` of all. The result, (X, Y,
+    Z) bool, subdivides the occupancy's box: its numbers of cells are multiples of the occupancy's.
     """
     seen = occupancy.occupied
     if len(cameras) == 0:
