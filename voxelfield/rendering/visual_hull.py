@@ -44,13 +44,11 @@ def visual_hull(alpha: Tensor, cameras: Cameras, aabb: Tensor, resolution: tuple
         low + (torch.arange(cells, device=aabb.device) + 0.5) * ((high - low) / cells)
         for low, high, cells in zip(*aabb, resolution, strict=True)
     ]
-    reaches = _reaches(cameras.to("cpu"), aabb.cpu(), resolution)
-    sizes = cameras.all_sizes().tolist()
-    opaque_throughout = [bool(image[:h, :w].all()) for image, (w, h) in zip(alpha, sizes, strict=True)]
     allowed = torch.ones(resolution, dtype=torch.bool, device=aabb.device)
-    for index, reach in enumerate(reaches):
+    for index, reach in enumerate(_reaches(cameras.to("cpu"), aabb.cpu(), resolution)):
         width, height = cameras.size(index)
-        if opaque_throughout[index] or 2 * reach >= min(width, height):
+        image = alpha[index, :height, :width]
+        if 2 * reach >= min(width, height) or bool(image.all()):
             continue
         column, row = _project(cameras, index, axes)
         inside = (column >= reach) & (column < width - reach)
@@ -58,7 +56,7 @@ def visual_hull(alpha: Tensor, cameras: Cameras, aabb: Tensor, resolution: tuple
         if cameras.spheres:
             _, fy, _, cy = cameras.intrinsics[index]
             inside &= ((row - cy).abs() < _STEEPEST * fy - 1) | ~cameras.is_sphere[index]
-        opaque = _dilate((alpha[index, :height, :width] > 0).to(aabb.device), reach)
+        opaque = _dilate((image > 0).to(aabb.device), reach)
         seen = opaque[row.clamp_(0, height - 1), column.clamp_(0, width - 1)]
         allowed &= seen | ~inside
     return allowed
