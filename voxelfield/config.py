@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args,
 from omegaconf import BooleanNode, FloatNode, IntegerNode, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
+from voxelfield.foundation.errors import shown
 from voxelfield.messages import clipped
 
 Config = TypeVar("Config")
@@ -197,7 +198,7 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         raise _wrong_type(key, hint, value)
     # Larger integers fit neither in tensors nor in float.
     if hint is int and not -(2**63) <= converted < 2**64:
-        raise ValueError(f"{key} must be an integer of at most 64 bits, got {clipped(str(value))}")
+        raise ValueError(f"{key} must be an integer of at most 64 bits, got {shown(value)}")
     if hint is float and _LARGEST_FLOAT < abs(converted) < math.inf:
         raise ValueError(f"{key} must be a number of at most {_LARGEST_FLOAT:.3g}, got {converted!r}")
     return converted
@@ -263,5 +264,5 @@ def _words(hint: Any, plural: bool = False) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Formats a value for messages, in one line that is not too long; None as YAML's null."""
-    return "null" if value is None else clipped(" ".join(repr(value).split()))
+    """Formats a value for messages, None as YAML's null."""
+    return "null" if value is None else shown(value)

@@ -1,4 +1,4 @@
-"""Render a trained field along a camera path, as a video or as numbered images."""
+"""The verb ``render``: a trained field along a camera path, as a video or as numbered images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import voxelfield
-from voxelfield.cli.scenes import add_run_arguments, load_scene_of, number
+from voxelfield.cli.trained import add_run_arguments, number, scene_options
 from voxelfield.config import Range
 from voxelfield.datasets.camera_path import read_camera_path
 from voxelfield.media.frame_folder import FrameFolder, farthest
@@ -87,7 +87,7 @@ def _encoding(text: str) -> None:
     )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_render_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     add = parser.add_argument
     add_run_arguments(parser)
@@ -122,8 +122,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--overwrite", action="store_true", help="delete the frames of another run, path or size in the folder first")
 
 
-def run(options: argparse.Namespace) -> None:
-    """Renders the path."""
+def run_render(options: argparse.Namespace) -> None:
+    """Render a trained field along a camera path, as a video or as numbered images."""
     out = options.out or Path(f"{options.path.stem}.mp4" if isinstance(options.path, Path) else VIDEO)
     is_video = out.suffix != ""
     # Refused before anything is loaded.
@@ -168,7 +168,7 @@ def path_of(trained: TrainedModel, options: argparse.Namespace) -> tuple[Cameras
         cameras, fps = known.cameras, known.fps
     else:
         split, frames, fps = options.split or "train", options.frames or 120, FPS
-        around = load_scene_of(trained, options, (split,)).split(split).cameras
+        around = trained.load_scene((split,), **scene_options(options)).split(split).cameras
         if trained.cameras is not None:
             around = trained.cameras.follow(around)
         scene = (trained.model.centre, trained.model.warp, trained.render)

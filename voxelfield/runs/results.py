@@ -1,14 +1,15 @@
-"""The end of a run: evaluates the trained field, and writes all results."""
+"""The end of a run: evaluates the trained field, and writes all results, or finds them all in its directory."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,31 @@ import torch
 import voxelfield
 from voxelfield import processes
 from voxelfield.components.refinement import write_cameras
+from voxelfield.components.registry import active
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.devices import peak_bytes
 from voxelfield.evaluation.evaluation import Evaluation, picture_name, save_images, write_metrics, write_table
 from voxelfield.installed import MissingPackageError
 from voxelfield.media.png import PngWriter
 from voxelfield.media.video import write_video
+from voxelfield.messages import clipped
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.paths import path_named
 from voxelfield.report.thumbnails import Thumbnails
-from voxelfield.run_directory import CAMERAS_FILE, METRICS, MODEL_FILE, PER_VIEW, REPORT, VIDEO, RunDirectoryLock
+from voxelfield.run_directory import (
+    CAMERAS_FILE,
+    METRICS,
+    MODEL_FILE,
+    PER_VIEW,
+    REPORT,
+    VIDEO,
+    RunDirectoryLock,
+    read_metrics,
+)
 from voxelfield.settings import RunConfig
 from voxelfield.trained.model_file import save_model
 from voxelfield.trained.trained_model import TrainedModel
-from voxelfield.training.checkpoints import recorded_settings
+from voxelfield.training.checkpoints import changed_settings, recorded_settings
 from voxelfield.training.session import Session
 
 logger = logging.getLogger(__name__)
@@ -39,6 +51,44 @@ logger = logging.getLogger(__name__)
 # Bytes of rendered views that may wait on their device for compression, which on a CPU takes several times as long as
 # their evaluation on a GPU. 200 views of 800 x 800 pixels take 384 MB.
 _PICTURE_ROOM = 1 << 29
+
+
+def finished_metrics(directory: Path, settings: RunConfig) -> dict[str, Any] | None:
+    """Returns the metrics of a run that has done everything configured, or None if something is missing.
+
+    Raises:
+        ValueError: The finished run in the directory has other settings; the message names the first.
+    """
+    try:
+        metrics = read_metrics(directory)
+    except (OSError, ValueError):
+        return None
+    if metrics["steps"] < settings.trainer.steps or not math.isfinite(metrics["psnr"]):
+        return None
+    saved = metrics["settings"]
+    for key, (before, now) in changed_settings(saved, settings).items():
+        raise ValueError(
+            f"{key} must be that of the finished run in {directory}, {clipped(repr(before))}, for resume=auto, got "
+            f"{clipped(repr(now))}: choose another hydra.run.dir, or leave resume out to train anew there"
+        )
+    if changed_settings(saved, settings, evaluation=True):
+        return None  # the run was evaluated in another way
+    return metrics if all((directory / name).is_file() for name in _files_of(metrics, settings)) else None
+
+
+def _files_of(metrics: Mapping[str, Any], settings: RunConfig) -> Iterator[str]:
+    """Yields the names of the files that a finished run has written."""
+    config = settings.trainer
+    yield PER_VIEW
+    yield from (name for each in active(settings) for name in each.results)
+    if config.model_file != "none":
+        yield MODEL_FILE
+    if config.evaluation.video_frames > 0:
+        yield VIDEO
+    if config.evaluation.report:
+        yield REPORT
+    if config.evaluation.save_images:
+        yield from (f"{metrics['split']}/{picture_name(view)}" for view in metrics["psnr_per_view"])
 
 
 class Timing:
@@ -65,23 +115,15 @@ def finish(
 ) -> dict[str, Any]:
     """Evaluates the test split; writes metrics, the model file, the video and the report, in this order.
 
-    The rendered views are written as images at the same time. If one result cannot be written, the others still are.
+    The rendered views are written as images at the same time. If one result cannot be written, the others still are,
+    and OSError is raised in the end.
 
     A collective call of all processes that train together. The views and the frames of the video are divided among
-    them. Each process writes the views that it has rendered; the first writes everything else.
-
-    Args:
-        session: The trained session.
-        settings: The settings of the run as configured, for ``metrics.json``.
-        run_directory: Folder for the results.
-        timing: Durations of the run's phases.
-        lock: The lock of that folder, in the process that has taken it.
+    them. Each process writes the views that it has rendered; the first, which has the directory's lock, writes
+    everything else.
 
     Returns:
-        The metrics.
-
-    Raises:
-        OSError: A result could not be written.
+        The content of ``metrics.json``, with the settings of the run as configured.
     """
     cameras = evaluated_split(session.scene)[1].cameras
     room = max(1, _PICTURE_ROOM // (3 * cameras.width * cameras.height))

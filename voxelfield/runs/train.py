@@ -42,17 +42,11 @@ from voxelfield.run_directory import (
     checkpoint_step,
     checkpoints,
 )
-from voxelfield.runs.finished import finished_metrics
-from voxelfield.runs.results import Timing, evaluated_split, finish
+from voxelfield.runs.results import Timing, evaluated_split, finish, finished_metrics
 from voxelfield.settings import LoggerConfig, RunConfig
 from voxelfield.settings.resolve import AutoTrainer, planned, resolve
 from voxelfield.settings.run import AUTO
-from voxelfield.trained.checkpoint_file import (
-    contents_of,
-    load_newest,
-    load_resolved,
-    resolve_checkpoint,
-)
+from voxelfield.trained.checkpoint_file import contents_of, load_newest, load_resolved, resolve_checkpoint
 from voxelfield.training.checkpoints import check_complete, recorded_settings
 from voxelfield.training.execution import reproducible
 from voxelfield.training.logs import NullLogger, RunLogger, TensorBoardLogger
@@ -255,16 +249,10 @@ def _how_to_go_on(session: Session) -> str:
 def load_to_resume(
     settings: RunConfig, run_directory: Path, root: Path
 ) -> tuple[Path, dict[str, Any], RunConfig] | None:
-    """Loads the checkpoint from which training is to resume.
+    """Loads the checkpoint from which training is to resume; None for a run that starts from the beginning.
 
-    Args:
-        settings: Settings of the resuming run.
-        run_directory: Folder that is searched with ``resume=auto``.
-        root: Base folder of relative paths.
-
-    Returns:
-        The file, its content, and the settings with the environment that the run has chosen where they leave it to the
-        photographs; or None for a run that starts from the beginning.
+    Returns the file, its content, and the settings with the environment that the run has chosen where they leave it to
+    the photographs.
 
     Raises:
         ValueError: The checkpoint belongs to another model or scene, is damaged, or belongs to a run in progress.
@@ -315,13 +303,8 @@ def load_configured_scene(
 ) -> Scene:
     """Loads the configured scene. Each process of a group reads its shard of the training images.
 
-    If ``data.download`` is set, it is downloaded first, once for all processes.
-
-    Args:
-        settings: Settings of the run.
-        root: Base folder of a relative ``data.root``.
-        splits: Names of the splits to read.
-        found: A scene that is already found; it is used if it is the configured one.
+    If ``data.download`` is set, it is downloaded first, once for all processes. A scene that is already found is used
+    if it is the configured one.
     """
     # A folder and not a name: the configuration already has the box of a configured scene.
     downloads, folder = settings.data.download, root / settings.data.root
