@@ -20,6 +20,7 @@ import voxelfield
 from voxelfield.cli.trained import add_run_arguments, number, scene_options
 from voxelfield.config import Range
 from voxelfield.datasets.camera_path import read_camera_path
+from voxelfield.devices import AHEAD
 from voxelfield.media.frame_folder import FrameFolder, farthest
 from voxelfield.media.video import FPS_RANGE, LARGEST_SIDE, check_video, write_video
 from voxelfield.rendering.cameras import Cameras
@@ -30,7 +31,6 @@ from voxelfield.rendering.renderer import MAX_RAYS_ACROSS, FieldRenderer
 from voxelfield.rendering.view_pictures import PICTURES, depth_bounds, depth_range, picture
 from voxelfield.run_directory import VIDEO
 from voxelfield.trained.trained_model import TrainedModel
-from voxelfield.transfers import AHEAD
 
 logger = logging.getLogger(__name__)
 
@@ -222,13 +222,8 @@ def _digest(*modules: nn.Module) -> str:
 def _checked(views: Iterator[View], total: int, *, delay: int = 0) -> Iterator[View]:
     """Yields views under a progress bar; warns in the end if none of them shows anything.
 
-    Args:
-        views: The views.
-        total: Number of views.
-        delay: Number of views that may be queued on the device before one is checked.
-
-    Raises:
-        FloatingPointError: A view contains NaN or infinity. The last ``delay`` views may have been yielded.
+    Raises FloatingPointError if a view contains NaN or infinity. So as not to wait for the device, each view is checked
+    only when ``delay`` others have been yielded after it.
     """
     visible = False
     # Left on the device: reading them would synchronise with the rendering of this view.
