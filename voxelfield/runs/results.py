@@ -29,6 +29,7 @@ from voxelfield.media.video import write_video
 from voxelfield.messages import clipped
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.paths import path_named
+from voxelfield.report.page import write_report
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.run_directory import (
     CAMERAS_FILE,
@@ -191,9 +192,6 @@ def _evaluate_and_write(
     # The report reads the records, so they must be complete; nothing is recorded after this point.
     session.records.close()
     if options.report and processes.is_first():
-        # Imported here, because it is not needed before and takes a while.
-        from voxelfield.report.page import write_report
-
         with results.writing(REPORT):
             logger.info("the report is in %s", write_report(directory, metrics, trained.config, thumbnails))
     if unsaved is not None:

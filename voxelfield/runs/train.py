@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import yaml
@@ -43,6 +43,7 @@ from voxelfield.run_directory import (
     checkpoints,
 )
 from voxelfield.runs.results import Timing, evaluated_split, finish, finished_metrics
+from voxelfield.runs.watching import TrainingViewer
 from voxelfield.settings import LoggerConfig, RunConfig
 from voxelfield.settings.resolve import AutoTrainer, planned, resolve
 from voxelfield.settings.run import AUTO
@@ -53,9 +54,6 @@ from voxelfield.training.logs import NullLogger, RunLogger, TensorBoardLogger
 from voxelfield.training.memory import explain_shortage
 from voxelfield.training.session import Session
 from voxelfield.warps.warp import Warp
-
-if TYPE_CHECKING:
-    from voxelfield.runs.watching import TrainingViewer
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +97,10 @@ def train_as_configured(
         interrupt = stack.enter_context(Interrupt())
         stack.enter_context(reproducible(settings.deterministic))
         load = functools.cache(functools.partial(_load, settings, root, found))
-        timing, viewer = Timing(), _viewer(settings.logger)
+        if settings.logger.viewer and processes.count() > 1:
+            raise ValueError(f"logger.viewer must be false for {processes.count()} processes, got true")
+        viewer = TrainingViewer(settings.logger) if settings.logger.viewer else None
+        timing = Timing()
         session: Session | None = None
         try:
             with interrupt.at_once():
@@ -144,17 +145,6 @@ def train_as_configured(
                 if viewer is not None:
                     viewer.end()
         return metrics
-
-
-def _viewer(settings: LoggerConfig) -> TrainingViewer | None:
-    """Returns the viewer of the training, if ``logger.viewer`` asks for it."""
-    if not settings.viewer:
-        return None
-    if processes.count() > 1:
-        raise ValueError(f"logger.viewer must be false for {processes.count()} processes, got true")
-    from voxelfield.runs.watching import TrainingViewer
-
-    return TrainingViewer(settings)
 
 
 def _load(settings: RunConfig, root: Path, found: FoundScene | None) -> tuple[Scene, Warp | None]:
