@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -204,11 +203,6 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
     return converted
 
 
-@functools.cache
-def _hints(schema: type) -> dict[str, Any]:
-    return get_type_hints(schema, include_extras=True)
-
-
 def _convert_dataclass(value: Any, schema: Any, key: str) -> Any:
     if hasattr(schema, "choose"):
         schema = schema.choose(value, key)
@@ -216,7 +210,7 @@ def _convert_dataclass(value: Any, schema: Any, key: str) -> Any:
         value = vars(value)
     if not isinstance(value, Mapping):
         raise _wrong_type(key, schema, value)
-    hints = _hints(schema)
+    hints = get_type_hints(schema, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(schema)}
     converted = {}
     for name, item in value.items():

@@ -143,13 +143,13 @@ class StartRun(Callback):
             count = launching.count_processes(settings)
             if count > 1 and processes.started() > 1:
                 launching.join(settings)
+            if count > processes.count():
+                sys.exit(launching.launch(count, choose_device(settings.device).type))
+            self.run.settings = settings
+            if processes.is_first():
+                self.run.lock = _locked(config, settings)
         except (ValueError, ConnectionError) as error:
             sys.exit(_end(str(error), 2 if isinstance(error, ValueError) else 1))
-        if count > processes.count():
-            sys.exit(launching.launch(count, choose_device(settings.device).type))
-        self.run.settings = settings
-        if processes.is_first():
-            self.run.lock = _locked(config, settings)
         with launching.failing_together():
             (directory, *_) = processes.gather_objects(str(Path(config.hydra.run.dir).resolve()))
         if not processes.is_first():
@@ -163,11 +163,9 @@ def _locked(config: DictConfig, settings: RunConfig) -> RunDirectoryLock:
             raise ValueError(f"hydra.run.dir must not be the folder of the scene, got {directory}")
         check_results(directory)
         return RunDirectoryLock(directory)
-    except ValueError as error:
-        sys.exit(_end(str(error), 2))
     except OSError as error:
         folder, reason = clipped(config.hydra.run.dir), error.strerror or error
-        sys.exit(_end(f"hydra.run.dir must be a folder that can be written to, got {folder}: {reason}", 2))
+        raise ValueError(f"hydra.run.dir must be a folder that can be written to, got {folder}: {reason}") from error
 
 
 def _follow(config: DictConfig, directory: str) -> None:
