@@ -61,14 +61,14 @@ class _Run:
 def main(arguments: Sequence[str]) -> int:
     """Trains as Hydra's command line says, which is given without the program's name; returns the exit status."""
     try:
-        status = _train(arguments)
+        status = _main(arguments)
     except SystemExit as ended:  # of Hydra too
         status = ended.code if isinstance(ended.code, int) else 1
     launching.leave(status)
     return status
 
 
-def _train(arguments: Sequence[str]) -> int:
+def _main(arguments: Sequence[str]) -> int:
     # By default Hydra prints an error over many lines and exits; with this it raises the error instead.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     offer_defaults()

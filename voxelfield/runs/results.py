@@ -126,60 +126,53 @@ def finish(
     Returns:
         The content of ``metrics.json``, with the settings of the run as configured.
     """
-    cameras = evaluated_split(session.scene)[1].cameras
-    room = max(1, _PICTURE_ROOM // (3 * cameras.width * cameras.height))
-    # The compressing threads compete with the evaluating one for Python's interpreter lock, so there are few of them.
-    with PngWriter(max(1, (os.cpu_count() or 1) // 4), waiting=room) as images:
-        return _evaluate_and_write(session, settings, _Results(run_directory, lock), timing, images)
-
-
-def _evaluate_and_write(
-    session: Session, settings: RunConfig, results: _Results, timing: Timing, images: PngWriter
-) -> dict[str, Any]:
     trained, options = session.result(), session.config.trainer.evaluation
-    directory = results.directory
+    results = _Results(run_directory, lock)
     name, split = evaluated_split(session.scene)
     peak = peak_bytes(session.device) if session.device.type == "cuda" else None
     # Images of an earlier state of the field must not be mistaken for results of this run.
     if options.save_images and processes.is_first():
         with results.writing("removal of earlier images"):
             for view in split.names:
-                (directory / name / picture_name(view)).unlink(missing_ok=True)
+                (run_directory / name / picture_name(view)).unlink(missing_ok=True)
     processes.barrier()
     logger.info("evaluating views rendered by %s", trained.backend_for(split.cameras))
     thumbnails = Thumbnails(len(split) if options.views is None else min(options.views, len(split)))
-    save = save_images(directory / name, images)
+    room = max(1, _PICTURE_ROOM // (3 * split.cameras.width * split.cameras.height))
+    # The compressing threads compete with the evaluating one for Python's interpreter lock, so there are few of them.
+    with PngWriter(max(1, (os.cpu_count() or 1) // 4), waiting=room) as images:
+        save = save_images(run_directory / name, images)
 
-    def on_view(*view: Any) -> None:
+        def on_view(*view: Any) -> None:
+            if options.report:
+                thumbnails.add(*view)
+            if options.save_images:
+                with contextlib.suppress(OSError):  # of an earlier image, which is reported when the writer is closed
+                    save(*view)
+
+        evaluation = trained.evaluate(split, views=options.views, on_view=on_view)
         if options.report:
-            thumbnails.add(*view)
-        if options.save_images:
-            with contextlib.suppress(OSError):  # of an earlier image, which is reported when the writer is closed
-                save(*view)
-
-    evaluation = trained.evaluate(split, views=options.views, on_view=on_view)
-    if options.report:
-        thumbnails.gather()
-    logger.info("%s over %d %s views", evaluation, len(evaluation.names), name)
-    metrics = _metrics(session, trained, name, split, evaluation)
-    if peak is not None:
-        metrics["peak_gpu_gib"] = peak / 2**30
-    timing.end("evaluate")
-    metrics |= {"settings": recorded_settings(settings), "seconds": timing.seconds}
-    train = session.scene.train
-    if trained.cameras is not None:
-        train = replace(train, cameras=trained.cameras.refined)
-    if processes.is_first():
-        _write_files(trained, train, metrics, evaluation, results)
-    if options.video_frames > 0:
-        scene = (trained.model.centre, trained.model.warp, trained.render)
-        _write_video(trained, path_named(None, train.cameras, options.video_frames, *scene), results)
-    for component in (session.model, *session.components):
-        with results.writing(component.name):
-            component.write_results(directory)
-    with results.writing(name):
-        images.close()
-    results.gather()
+            thumbnails.gather()
+        logger.info("%s over %d %s views", evaluation, len(evaluation.names), name)
+        metrics = _metrics(session, trained, name, split, evaluation)
+        if peak is not None:
+            metrics["peak_gpu_gib"] = peak / 2**30
+        timing.end("evaluate")
+        metrics |= {"settings": recorded_settings(settings), "seconds": timing.seconds}
+        train = session.scene.train
+        if trained.cameras is not None:
+            train = replace(train, cameras=trained.cameras.refined)
+        if processes.is_first():
+            _write_files(trained, train, metrics, evaluation, results)
+        if options.video_frames > 0:
+            scene = (trained.model.centre, trained.model.warp, trained.render)
+            _write_video(trained, path_named(None, train.cameras, options.video_frames, *scene), results)
+        for component in (session.model, *session.components):
+            with results.writing(component.name):
+                component.write_results(run_directory)
+        with results.writing(name):
+            images.close()
+        results.gather()
     unsaved: OSError | None = None
     try:
         session.wait()
@@ -193,7 +186,7 @@ def _evaluate_and_write(
     session.records.close()
     if options.report and processes.is_first():
         with results.writing(REPORT):
-            logger.info("the report is in %s", write_report(directory, metrics, trained.config, thumbnails))
+            logger.info("the report is in %s", write_report(run_directory, metrics, trained.config, thumbnails))
     if unsaved is not None:
         raise unsaved
     results.check()
