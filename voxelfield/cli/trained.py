@@ -142,11 +142,9 @@ def add_view_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help=host)
 
 
-def _until_interrupted(page: ViewerPage) -> None:
-    threading.Event().wait()
-
-
-def run_view(options: argparse.Namespace, wait: Callable[[ViewerPage], None] = _until_interrupted) -> None:
+def run_view(
+    options: argparse.Namespace, wait: Callable[[ViewerPage], object] = lambda _: threading.Event().wait()
+) -> None:
     """Explore a trained field in a browser. Ctrl-C stops the viewer."""
     address = Address(options.host, options.port)
     address.check()
