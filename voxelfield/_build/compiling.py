@@ -84,12 +84,9 @@ def cuda_architectures(capabilities: Sequence[Capability] | None = None) -> Arch
 
 
 def extensions(names: Iterable[str], sources_relative_to: Path | None = None, strict: bool = False) -> list[Any]:
-    """Describes modules as a list of ``setuptools.Extension``.
+    """Describes modules, ``_C`` and/or ``_C_cuda``, as a list of ``setuptools.Extension``.
 
-    Args:
-        names: ``_C`` and/or ``_C_cuda``.
-        sources_relative_to: Folder that source paths are given relative to (setuptools wants that in setup.py).
-        strict: Makes warnings errors, as CI does.
+    In setup.py, setuptools wants paths of sources relative to its folder. ``strict`` makes warnings errors, as CI does.
     """
     from torch.utils import cpp_extension
 
@@ -232,14 +229,9 @@ def build_command() -> Any:
 
 
 def build(name: str, directory: Path, objects: Path | None = None, strict: bool = False) -> Path:
-    """Compiles a module into a directory and returns its path.
+    """Compiles a module into a directory, where it replaces an earlier one in one step, and returns its path.
 
-    Args:
-        name: ``_C`` or ``_C_cuda``.
-        directory: Folder for the module; created if missing. A module already there is replaced in one step.
-        objects: Folder in which object files stay, so that the next build compiles only what changed; a temporary
-            folder if None.
-        strict: Makes warnings errors, as CI does.
+    Object files stay in the folder ``objects``, so that the next build compiles only what changed; none stay if None.
     """
     from setuptools import Distribution
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from tqdm import tqdm
 
+from voxelfield.devices import Uploads
 from voxelfield.evaluation.metrics import cross_fitted, psnr, ssim
 from voxelfield.files import atomic_write, is_replaceable
 from voxelfield.media.png import PngWriter
 from voxelfield.rendering.pixels import composite_background
 from voxelfield.rendering.render import View
-from voxelfield.transfers import Uploads
 
 if TYPE_CHECKING:
     from voxelfield.datasets.scene import Split

@@ -49,12 +49,9 @@ def exponential_decay(step: Tensor, steps: int, final: float, cooldown: float = 
 
 
 def load_moments(optimizer: torch.optim.Optimizer, state: Mapping[Any, Any], rates: Sequence[Tensor]) -> None:
-    """Loads moments and step counts into an optimizer; its settings stay as they are.
+    """Loads moments and step counts, the entry ``state`` of a state dict, into an optimizer; its settings stay.
 
-    Args:
-        optimizer: The optimizer.
-        state: Entry ``state`` of the state dict of an optimizer of the same parameters.
-        rates: Learning rate of each group, in a tensor that may change later; loading would copy it.
+    The learning rates of its groups are in tensors that may change later; loading would copy them.
     """
     own = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": own})

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from voxelfield.devices import OnDevice
 from voxelfield.files import MARK, atomic_path
 from voxelfield.rendering.pixels import to_uint8
-from voxelfield.transfers import OnDevice
 
 # zlib's compression level. Renders of Lego take as many bytes as with its default of 6, in 37 ms instead of 65 each.
 _COMPRESSION = 4

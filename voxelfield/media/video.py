@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from voxelfield.devices import AHEAD, OnDevice
 from voxelfield.files import atomic_write
 from voxelfield.installed import import_optional
 from voxelfield.media.png import BackgroundWriter
 from voxelfield.rendering.pixels import to_uint8
-from voxelfield.transfers import AHEAD, OnDevice
 
 LARGEST_SIDE = 16384
 """Largest width and height of an image, in pixels; encoders accept no larger ones."""

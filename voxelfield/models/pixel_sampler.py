@@ -12,13 +12,13 @@ from torch.nn import functional as F
 
 from voxelfield import processes
 from voxelfield.datasets.scene import Split
+from voxelfield.devices import read_from_host
 from voxelfield.distributed.shards import DividedRows, rows_between
 from voxelfield.models.batch import Batch, background_for, columns_and_rows
 from voxelfield.ops._internal.pixel_rays import pixel_rays
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.visual_hull import visual_hull
-from voxelfield.transfers import read_from_host
 
 _ROUNDS = 5
 

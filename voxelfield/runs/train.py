@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import yaml
@@ -42,26 +42,18 @@ from voxelfield.run_directory import (
     checkpoint_step,
     checkpoints,
 )
-from voxelfield.runs.finished import finished_metrics
-from voxelfield.runs.results import Timing, evaluated_split, finish
+from voxelfield.runs.results import Timing, evaluated_split, finish, finished_metrics
+from voxelfield.runs.watching import TrainingViewer
 from voxelfield.settings import LoggerConfig, RunConfig
 from voxelfield.settings.resolve import AutoTrainer, planned, resolve
 from voxelfield.settings.run import AUTO
-from voxelfield.trained.checkpoint_file import (
-    contents_of,
-    load_newest,
-    load_resolved,
-    resolve_checkpoint,
-)
+from voxelfield.trained.checkpoint_file import contents_of, load_newest, load_resolved, resolve_checkpoint
 from voxelfield.training.checkpoints import check_complete, recorded_settings
 from voxelfield.training.execution import reproducible
 from voxelfield.training.logs import NullLogger, RunLogger, TensorBoardLogger
 from voxelfield.training.memory import explain_shortage
 from voxelfield.training.session import Session
 from voxelfield.warps.warp import Warp
-
-if TYPE_CHECKING:
-    from voxelfield.runs.watching import TrainingViewer
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +97,10 @@ def train_as_configured(
         interrupt = stack.enter_context(Interrupt())
         stack.enter_context(reproducible(settings.deterministic))
         load = functools.cache(functools.partial(_load, settings, root, found))
-        timing, viewer = Timing(), _viewer(settings.logger)
+        if settings.logger.viewer and processes.count() > 1:
+            raise ValueError(f"logger.viewer must be false for {processes.count()} processes, got true")
+        viewer = TrainingViewer(settings.logger) if settings.logger.viewer else None
+        timing = Timing()
         session: Session | None = None
         try:
             with interrupt.at_once():
@@ -150,17 +145,6 @@ def train_as_configured(
                 if viewer is not None:
                     viewer.end()
         return metrics
-
-
-def _viewer(settings: LoggerConfig) -> TrainingViewer | None:
-    """Returns the viewer of the training, if ``logger.viewer`` asks for it."""
-    if not settings.viewer:
-        return None
-    if processes.count() > 1:
-        raise ValueError(f"logger.viewer must be false for {processes.count()} processes, got true")
-    from voxelfield.runs.watching import TrainingViewer
-
-    return TrainingViewer(settings)
 
 
 def _load(settings: RunConfig, root: Path, found: FoundScene | None) -> tuple[Scene, Warp | None]:
@@ -255,16 +239,10 @@ def _how_to_go_on(session: Session) -> str:
 def load_to_resume(
     settings: RunConfig, run_directory: Path, root: Path
 ) -> tuple[Path, dict[str, Any], RunConfig] | None:
-    """Loads the checkpoint from which training is to resume.
+    """Loads the checkpoint from which training is to resume; None for a run that starts from the beginning.
 
-    Args:
-        settings: Settings of the resuming run.
-        run_directory: Folder that is searched with ``resume=auto``.
-        root: Base folder of relative paths.
-
-    Returns:
-        The file, its content, and the settings with the environment that the run has chosen where they leave it to the
-        photographs; or None for a run that starts from the beginning.
+    Returns the file, its content, and the settings with the environment that the run has chosen where they leave it to
+    the photographs.
 
     Raises:
         ValueError: The checkpoint belongs to another model or scene, is damaged, or belongs to a run in progress.
@@ -315,13 +293,8 @@ def load_configured_scene(
 ) -> Scene:
     """Loads the configured scene. Each process of a group reads its shard of the training images.
 
-    If ``data.download`` is set, it is downloaded first, once for all processes.
-
-    Args:
-        settings: Settings of the run.
-        root: Base folder of a relative ``data.root``.
-        splits: Names of the splits to read.
-        found: A scene that is already found; it is used if it is the configured one.
+    If ``data.download`` is set, it is downloaded first, once for all processes. A scene that is already found is used
+    if it is the configured one.
     """
     # A folder and not a name: the configuration already has the box of a configured scene.
     downloads, folder = settings.data.download, root / settings.data.root
