@@ -91,7 +91,16 @@ def read_images(
     """
     # All headers come before the first pixels, so that a single huge image is refused before it takes memory.
     shown = image_sizes(paths) if sizes is None else sizes
-    _check_room(paths, shown)
+    areas = [width * height for width, height in shown]
+    width, height = (max(sides) for sides in zip(*shown, strict=True))
+    # Landscape and portrait photographs of 16:9 fill more than half of the room that each gets.
+    if 4 * sum(areas) < len(areas) * width * height:
+        largest = areas.index(max(areas))
+        raise ValueError(
+            f"{paths[largest]}: size must be at most a few times that of the other images, because each takes the "
+            f"memory of the largest, got {shown[largest][0]}x{shown[largest][1]}: shrink it, or limit the longest side "
+            "of all images (trainer.image_size; in Python, image_size)"
+        )
 
     def fill(index: int, pixels: npt.NDArray[Any]) -> float | None:
         image, (width, height) = _decode(paths[index], alphas[index] if alphas is not None else None), shown[index]
@@ -139,19 +148,6 @@ def _read_grey(path: Path, size: Size) -> Image.Image:
         found = f"{grey.size[0]}x{grey.size[1]}"
         raise ValueError(f"{path}: size must be {size[0]}x{size[1]}, like that of its image, got {found}")
     return grey
-
-
-def _check_room(paths: Sequence[Path], sizes: Sequence[Size]) -> None:
-    """Raises ValueError unless images fill a quarter of the room that each gets, which is that of the largest."""
-    width, height = (max(sides) for sides in zip(*sizes, strict=True))
-    # Landscape and portrait photographs of 16:9 fill more than half.
-    if 4 * sum(w * h for w, h in sizes) < len(sizes) * width * height:
-        largest = max(range(len(sizes)), key=lambda index: sizes[index][0] * sizes[index][1])
-        raise ValueError(
-            f"{paths[largest]}: size must be at most a few times that of the other images, because each takes the "
-            f"memory of the largest, got {sizes[largest][0]}x{sizes[largest][1]}: shrink it, or limit the longest side "
-            "of all images (trainer.image_size; in Python, image_size)"
-        )
 
 
 def read_masks(
@@ -247,8 +243,11 @@ def _stacked(
     width, height = (max(sides) for sides in zip(*shown, strict=True))
     own = range(len(shown))[local_slice or slice(None)]
     planes = np.zeros((len(own), height, width, *channels), dtype)
-    results = _in_threads(lambda index: fill(index, planes[own.index(index)]), own, local_slice=local_slice)
-    return torch.from_numpy(planes), results
+
+    def read() -> list[_T]:
+        return _in_threads(lambda index: fill(index, planes[own.index(index)]), own)
+
+    return torch.from_numpy(planes), read() if local_slice is None else processes.concatenated(read)
 
 
 @contextlib.contextmanager
@@ -338,31 +337,21 @@ def area_resized(image: Image.Image, size: Size) -> Image.Image:
     return Image.fromarray(np.floor(np.concatenate((rgb, mean_alpha), axis=-1) + 0.5).astype(np.uint8))
 
 
-def _in_threads(
-    action: Callable[[_S], _T], items: Sequence[_S], done: str = "read", local_slice: slice | None = None
-) -> list[_T]:
-    """Calls an action with each item, in several threads, and returns the results in the order of the items.
-
-    ``done`` is a participle for the log. With a ``local_slice``, each process returns the results of all processes.
-    """
-
-    def call() -> list[_T]:
-        results = []
-        logged = time.monotonic()
-        # Pillow releases the GIL while it decodes, so threads are enough and nothing is copied between processes.
-        with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
-            try:
-                for result in pool.map(action, items):
-                    results.append(result)
-                    if time.monotonic() - logged > _NEWS_EVERY:
-                        logged = time.monotonic()
-                        logger.info("%s %d of %d images", done, len(results), len(items))
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-        return results
-
-    return call() if local_slice is None else processes.concatenated(call)
+def _in_threads(action: Callable[[_S], _T], items: Sequence[_S], done: str = "read") -> list[_T]:
+    """Returns the results of an action for all items, run in several threads; ``done`` is a participle for the log."""
+    results = []
+    logged = time.monotonic()
+    # Pillow releases the GIL while it decodes, so threads are enough and nothing is copied between processes.
+    pool = ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1))
+    try:
+        for result in pool.map(action, items):
+            results.append(result)
+            if time.monotonic() - logged > _NEWS_EVERY:
+                logged = time.monotonic()
+                logger.info("%s %d of %d images", done, len(results), len(items))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return results
 
 
 def _decode(path: Path, alpha: Path | None = None) -> Image.Image:

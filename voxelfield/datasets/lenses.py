@@ -33,14 +33,9 @@ CAMERA_MODELS: dict[str, tuple[LensModel, tuple[str, ...]]] = {
     "SIMPLE_DIVISION": ("division", ("k",)),
     "DIVISION": ("division", ("k",)),
     "EUCM": ("extended_unified", ("alpha", "beta")),
-}
-"""COLMAP's camera models: the lens, and the order of its coefficients after the focal lengths and principal point."""
-
-READ_MODELS: dict[str, tuple[LensModel, tuple[str, ...]]] = {
-    **CAMERA_MODELS,
     "EQUIRECTANGULAR": ("equirectangular", ()),
 }
-"""These, and panoramas, which are read from files; ``voxelfield process`` finds no poses of them."""
+"""COLMAP's camera models: the lens, and the order of its coefficients after the focal lengths and principal point."""
 
 TRANSFORMS_MODELS: dict[LensModel, str] = {
     "pinhole": "PINHOLE",

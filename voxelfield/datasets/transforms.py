@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.image_paths import find_images
-from voxelfield.datasets.lenses import READ_MODELS, TRANSFORMS_MODELS, VELOCITY_KEYS, photo_lens
+from voxelfield.datasets.lenses import CAMERA_MODELS, TRANSFORMS_MODELS, VELOCITY_KEYS, photo_lens
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
 from voxelfield.datasets.poses import FARTHEST
 from voxelfield.files import json_number, read_json_object
@@ -123,7 +123,7 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Pho
     whole = _Entries(file, meta)
     common: Callable[[int, int], Intrinsics] | None = None
     photos = []
-    for frame, pose in zip(frames, _poses(file, frames), strict=True):
+    for frame in frames:
         if not _INTRINSICS.isdisjoint(frame):
             intrinsics = _intrinsics(_Entries(file, frame), whole)
         else:
@@ -133,7 +133,7 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Pho
         photos.append(
             Photo(
                 images[frame["file_path"]],
-                pose,
+                _pose(file, frame),
                 intrinsics,
                 _lens(known),
                 pose_name=_pose_name(file, frame),
@@ -217,20 +217,15 @@ def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
     return frames
 
 
-def _poses(file: Path, frames: Sequence[Mapping[str, Any]]) -> Tensor:
-    """Returns the matrices (N, 4, 4) of all frames."""
-    matrices = torch.empty(len(frames), 4, 4, dtype=torch.float64)
-    for index, frame in enumerate(frames):
-        matrix = frame.get("transform_matrix")
-        try:
-            read = torch.tensor(matrix, dtype=torch.float64)
-        except (TypeError, ValueError, RuntimeError, OverflowError):
-            read = torch.empty(0)
-        if read.shape != (4, 4):
-            name, found = _pose_name(file, frame), _found(frame, "transform_matrix")
-            raise ValueError(f"{name} must be a 4x4 matrix of numbers, {found}")
-        matrices[index] = read
-    return matrices
+def _pose(file: Path, frame: Mapping[str, Any]) -> Tensor:
+    try:
+        pose = torch.tensor(frame.get("transform_matrix"), dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        pose = torch.empty(0)
+    if pose.shape != (4, 4):
+        found = _found(frame, "transform_matrix")
+        raise ValueError(f"{_pose_name(file, frame)} must be a 4x4 matrix of numbers, {found}")
+    return pose
 
 
 def _pose_name(file: Path, frame: Mapping[str, Any]) -> str:
@@ -353,7 +348,7 @@ def _lens(known: _Entries) -> Lens | None:
     if not (fisheye is None or isinstance(fisheye, bool)):
         raise known.refusal("is_fisheye", "be true or false")
     name = known.get("camera_model", "OPENCV_FISHEYE" if fisheye else "OPENCV")
-    models = READ_MODELS | {"FISHEYE624": READ_MODELS["RAD_TAN_THIN_PRISM_FISHEYE"]}
+    models = CAMERA_MODELS | {"FISHEYE624": CAMERA_MODELS["RAD_TAN_THIN_PRISM_FISHEYE"]}
     if not isinstance(name, str) or name not in models:
         raise known.refusal("camera_model", f"be one of {', '.join(models)}", "undistort the images first")
     model, order = models[name]

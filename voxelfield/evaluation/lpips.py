@@ -67,13 +67,10 @@ class Lpips(nn.Module):
         linear = _read_weights(check_lpips())
         with torch.device("meta"):
             blocks = vgg16_blocks()
-        layers = [layer for block in blocks for layer in block]
+            network = nn.Sequential(*(layer for block in blocks for layer in block))
         weights = _read_weights(weights_file())
         try:
-            for index, layer in enumerate(layers):
-                if isinstance(layer, nn.Conv2d):
-                    kinds = {kind: weights[f"features.{index}.{kind}"] for kind in ("weight", "bias")}
-                    layer.load_state_dict(kinds, assign=True)
+            network.load_state_dict({name: weights[f"features.{name}"] for name in network.state_dict()}, assign=True)
         except (KeyError, RuntimeError) as error:
             raise ValueError(f"{weights_file()}: must have the weights of VGG16, got others") from error
         self.blocks = nn.ModuleList(blocks)

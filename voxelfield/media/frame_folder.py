@@ -70,7 +70,7 @@ class FrameFolder:
         overwrite: bool = False,
     ) -> None:
         if kind == "exr":
-            _openexr()
+            import_optional("OpenEXR", "write EXR", "exr")
         self.depth_unit = far / _DEPTHS
         self._folder, self._kind, self._depth = folder, kind, depth
         self._writer = PngWriter()
@@ -84,11 +84,12 @@ class FrameFolder:
             **source,
         }
         known = self._read_description(description)
-        numbered = [path for path in sorted(folder.glob("*")) if _FRAME.fullmatch(path.name)]
-        own = {path for path in numbered if is_replaceable(path)}
-        wanted = {path.name for index in range(len(cameras)) for path in self._paths(index)}
-        for path in numbered:
-            if path not in own and path.name in wanted:
+        wanted = {path for index in range(len(cameras)) for path in self._paths(index)}
+        own = []
+        for path in sorted(folder.glob("*")):
+            if _FRAME.fullmatch(path.name) and is_replaceable(path):
+                own.append(path)
+            elif path in wanted:
                 raise FileExistsError(
                     f"{path} has the name of a frame, but voxelfield has not written it: choose another folder"
                 )
@@ -123,12 +124,7 @@ class FrameFolder:
         return all(path.is_file() for path in self._paths(index))
 
     def save(self, index: int, view: View) -> None:
-        """Writes a frame in the background.
-
-        Args:
-            index: Index of the frame.
-            view: The rendered view.
-        """
+        """Writes the rendered view of a frame in the background."""
         image, *depth = self._paths(index)
         if self._kind == "exr":
             self._writer.submit(_write_exr, image, view)
@@ -170,38 +166,26 @@ def _write_depth(path: Path, view: View, unit: float) -> None:
     write_png(path, Image.fromarray(known))
 
 
-def _openexr() -> Any:
-    return import_optional("OpenEXR", "write EXR", "exr")
-
-
 def _write_exr(path: Path, view: View) -> None:
-    """Writes a view in linear light, with its opacity as A and its depth as Z, float32, completely or not at all.
+    """Writes a view in linear light, with its opacity as A and its depth as Z, float32, completely or not at all."""
+    import OpenEXR
 
-    Args:
-        path: File to write; its parent directory is created if needed.
-        view: The rendered view.
-
-    Raises:
-        MissingPackageError: OpenEXR is not installed.
-        OSError: The file cannot be written.
-    """
-    exr = _openexr()
     light = linear_light(view.rgb.clamp(0, 1)).cpu().numpy()
     channels = {
         **{name: np.ascontiguousarray(light[..., index]) for index, name in enumerate("RGB")},
         "A": view.opacity.cpu().numpy(),
         "Z": view.depth.cpu().numpy(),
     }
-    header = {"compression": exr.ZIP_COMPRESSION, "type": exr.scanlineimage, "software": MARK}
+    header = {"compression": OpenEXR.ZIP_COMPRESSION, "type": OpenEXR.scanlineimage, "software": MARK}
     with atomic_path(path, sync=False) as temporary:
         try:
-            exr.File(header, channels).write(str(temporary))
+            OpenEXR.File(header, channels).write(str(temporary))
         except RuntimeError as error:
             reason = " ".join(str(error).split()).rpartition(str(temporary))[2].strip('". ')
             raise OSError(f"{path} could not be written: {reason}") from error
         # OpenEXR does not report errors at the end of the file, where the last rows are.
         last = light.shape[0] - 1
         try:
-            exr.InputFile(str(temporary)).channel("R", scanLine1=last, scanLine2=last)
+            OpenEXR.InputFile(str(temporary)).channel("R", scanLine1=last, scanLine2=last)
         except OSError as error:
             raise OSError(f"{path} could not be written: OpenEXR left it incomplete, as on a full disk") from error

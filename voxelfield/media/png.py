@@ -38,11 +38,7 @@ class BackgroundWriter:
         self._waiting: deque[Future[Any]] = deque()
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Queues a call.
-
-        Args:
-            function: The function.
-            arguments: Its arguments, which must not change until the context exits.
+        """Queues a call, whose arguments must not change until the context exits.
 
         Raises:
             Exception: The error of an earlier call, so that rendering stops early, for example if the disk is full.
@@ -52,13 +48,10 @@ class BackgroundWriter:
         self._waiting.append(self._pool.submit(function, *arguments))
 
     def close(self, cancel: bool = False) -> None:
-        """Waits for all calls. After an error or Ctrl-C, calls that have not been started are skipped.
+        """Waits for all calls, and raises the first error of one.
 
-        Args:
-            cancel: Skip them in any case, and ignore errors.
-
-        Raises:
-            Exception: The first error of a call.
+        After an error or Ctrl-C, calls that have not been started are skipped. ``cancel`` skips them in any case, and
+        ignores errors.
         """
         try:
             while self._waiting and not cancel:
@@ -94,19 +87,12 @@ class PngWriter(BackgroundWriter):
     def save(self, path: Path, rgb: torch.Tensor) -> None:
         """Copies an image and writes it in the background, with 8 bits per channel.
 
-        Args:
-            path: File to write; its parent directory is created if needed.
-            rgb: (H, W, 3) floating point, nominally in [0, 1], any device; rounded as
-                :func:`voxelfield.rendering.pixels.to_uint8` does.
-
-        Raises:
-            Exception: An earlier image could not be written.
+        The image is (H, W, 3) floating point, nominally in [0, 1], on any device, and is rounded as
+        :func:`voxelfield.rendering.pixels.to_uint8` does. The folder of the file is created if needed. Raises the error
+        of an earlier image that could not be written.
         """
-        self.submit(_write_on_device, path, OnDevice(to_uint8(rgb)))
-
-
-def _write_on_device(path: Path, pixels: OnDevice) -> None:
-    write_png(path, Image.fromarray(pixels.fetch().numpy()))
+        pixels = OnDevice(to_uint8(rgb))
+        self.submit(lambda: write_png(path, Image.fromarray(pixels.fetch().numpy())))
 
 
 def write_png(path: Path, image: Image.Image) -> None:
