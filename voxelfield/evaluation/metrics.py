@@ -6,6 +6,8 @@ import math
 
 import torch
 
+from voxelfield.foundation.checks import FLOATING, check_dtype, check_tensor
+
 WINDOW = 11
 """Side in pixels of the Gaussian window of :func:`ssim`."""
 
@@ -38,8 +40,7 @@ def psnr(prediction: torch.Tensor, truth: torch.Tensor, mask: torch.Tensor | Non
     error = (prediction - truth).square()
     if mask is None:
         return mse_to_psnr(error.mean())
-    if mask.shape != error.shape[:-1]:
-        raise ValueError(f"mask must have shape {tuple(error.shape[:-1])}, got {tuple(mask.shape)}")
+    check_tensor("mask", mask, tuple(error.shape[:-1]))
     # Masked by multiplication, because selection by index would synchronise.
     return mse_to_psnr(torch.where(mask[..., None], error, 0).sum() / (mask.sum() * error.shape[-1]))
 
@@ -142,12 +143,8 @@ def _fit(
 def _check_pair(prediction: torch.Tensor, truth: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Validates two images and converts them to at least float32."""
     for name, image in (("prediction", prediction), ("truth", truth)):
-        if not image.is_floating_point():
-            raise TypeError(f"{name} must be floating point with values in [0, 1], got {image.dtype}")
-    if prediction.shape != truth.shape:
-        raise ValueError(
-            f"prediction and truth must agree in shape, got {tuple(prediction.shape)}, {tuple(truth.shape)}"
-        )
+        check_dtype(name, image, FLOATING, " with values in [0, 1]")
+    check_tensor("truth", truth, tuple(prediction.shape), ", as prediction has")
     if prediction.numel() == 0:
         raise ValueError(f"prediction must not be empty, got shape {tuple(prediction.shape)}")
     dtype = torch.promote_types(torch.promote_types(prediction.dtype, truth.dtype), torch.float32)
