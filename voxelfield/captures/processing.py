@@ -6,11 +6,9 @@ import contextlib
 import dataclasses
 import json
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
-from voxelfield.datasets.images import Size, image_files, image_size, open_image
+from voxelfield.datasets.images import Size, image_files, image_size, in_threads, open_image
 from voxelfield.datasets.lenses import CAMERA_MODELS
 from voxelfield.datasets.measures import sharpness
 from voxelfield.files import IMAGE_SUFFIXES, read_json_object
@@ -95,9 +93,6 @@ def process(
         camera_per_image: Give every photograph its own camera; otherwise, photographs of one size share one.
         max_size: Longest side in pixels to which larger photographs are reduced.
         overwrite: Replace the results of an earlier call.
-
-    Returns:
-        The report.
 
     Raises:
         MissingPackageError: pycolmap is not installed or too old, or PyAV is not installed for a video.
@@ -193,12 +188,8 @@ def copy_photographs(photographs: Sequence[Path], folder: Path, max_size: int) -
     """Copies photographs to a new folder, upright, and reduced where their longest side is above ``max_size`` pixels.
 
     The EXIF orientation is applied to the pixels and removed, because later steps read pixels as they are stored. PNG
-    and JPEG files that need no change are copied byte by byte; other formats become PNG.
-
-    Raises:
-        ValueError: A photograph is one that :func:`voxelfield.datasets.images.open_image` refuses, or two copies would
-            have one name.
-        OSError: A copy cannot be written.
+    and JPEG files that need no change are copied byte by byte; other formats become PNG. Raises ValueError for a
+    photograph that :func:`voxelfield.datasets.images.open_image` refuses, or if two copies would have one name.
     """
     targets: dict[str, Path] = {}
     for path in photographs:
@@ -218,19 +209,14 @@ def copy_photographs(photographs: Sequence[Path], folder: Path, max_size: int) -
         else:
             _save(upright, folder / name, max_size)
 
-    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
-        list(pool.map(copy, targets))
+    in_threads(copy, list(targets), "copied")
 
 
 def extract_frames(video: Path, folder: Path, count: int, max_size: int) -> None:
     """Writes frames of a video, spread evenly: the sharpest of each of ``count`` windows of equal length.
 
     They go to a new folder, as JPEG, reduced where their longest side is above ``max_size`` pixels. If the video has
-    fewer frames than ``count``, all are written.
-
-    Raises:
-        MissingPackageError: PyAV is not installed.
-        ValueError: FFmpeg cannot read the file.
+    fewer frames than ``count``, all are written. Raises ValueError if FFmpeg cannot read the file.
     """
     best: dict[int, tuple[float, Image.Image]] = {}
     for window, frame in _windows(video, count):

@@ -10,7 +10,7 @@ from pathlib import Path
 from voxelfield.cli.scenes import add_run_arguments, load_run_and_split, number
 from voxelfield.config import Range
 from voxelfield.evaluation.evaluation import write_table
-from voxelfield.evaluation.lpips import check_lpips
+from voxelfield.evaluation.metrics import check_lpips
 from voxelfield.files import atomic_write
 
 logger = logging.getLogger(__name__)

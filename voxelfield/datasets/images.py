@@ -135,7 +135,7 @@ def from_opacity(files: Sequence[tuple[Path, Path | None]], action: Callable[[np
         opaque = image.mode != "RGBA"
         return action(np.full(image.size[::-1], 255, np.uint8) if opaque else np.array(image.getchannel("A")))
 
-    return _in_threads(read, files, "looked at")
+    return in_threads(read, files, "looked at")
 
 
 def _read_grey(path: Path, size: Size) -> Image.Image:
@@ -153,16 +153,11 @@ def _read_grey(path: Path, size: Size) -> Image.Image:
 def read_masks(
     paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size], local_slice: slice | None = None
 ) -> Tensor:
-    """Reads the masks of a split's images: black pixels must be ignored.
+    """Reads the masks of a split's images, as (N, H, W) bool: True where a pixel counts, which is not black.
 
-    Args:
-        paths: N image files; None where an image has no mask and all of its pixels count.
-        sizes: The N sizes that they must have.
-        shown: The N sizes of their images. Of several pixels that are averaged into one all must count.
-        local_slice: As for :func:`read_images`.
-
-    Returns:
-        (N, H, W) bool: True where a pixel counts. It has room for the images of :func:`read_images`.
+    The N files must have the N ``sizes``; None where an image has no mask, and all of its pixels count. The images are
+    ``shown`` at other sizes: of several pixels that are averaged into one all must count. The masks have the same room
+    as the images of :func:`read_images`, and ``local_slice`` is that of the images.
 
     Raises:
         FileNotFoundError: A mask is missing.
@@ -186,18 +181,13 @@ def read_masks(
 def read_depths(
     paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size], local_slice: slice | None = None
 ) -> Tensor:
-    """Reads the depths of a split's images, in the units of the files.
+    """Reads the depths of a split's images, in the units of the files, as (N, H, W) float32, 0 where none is known.
 
-    Args:
-        paths: N grey images with 16 bits, or files ``.npy`` of an array (H, W) or (H, W, 1) of floating point, in which
-            values that are not finite or below 0 are unknown; None where an image has no depths.
-        sizes: The N sizes of their images. Depths may have a higher or a lower resolution.
-        shown: The N sizes to which these images are resized. Each pixel has the depth of the nearest one in the file,
-            because a mean over an edge would lie on neither side of it.
-        local_slice: As for :func:`read_images`.
-
-    Returns:
-        (N, H, W) float32, 0 where nothing is known. It has room for the images of :func:`read_images`.
+    The N files are grey images with 16 bits, or files ``.npy`` of an array (H, W) or (H, W, 1) of floating point, in
+    which values that are not finite or below 0 are unknown; None where an image has no depths. Their resolution may be
+    higher or lower than the N ``sizes`` of the image files: each pixel of the images, as they are ``shown``, has the
+    depth of the nearest one in the file, because a mean over an edge would lie on neither side of it. The depths have
+    the same room as the images of :func:`read_images`, and ``local_slice`` is that of the images.
 
     Raises:
         ValueError: A file is unreadable, of another kind, or has another ratio of its sides than its image.
@@ -245,20 +235,18 @@ def _stacked(
     planes = np.zeros((len(own), height, width, *channels), dtype)
 
     def read() -> list[_T]:
-        return _in_threads(lambda index: fill(index, planes[own.index(index)]), own)
+        return in_threads(lambda index: fill(index, planes[own.index(index)]), own)
 
     return torch.from_numpy(planes), read() if local_slice is None else processes.concatenated(read)
 
 
 @contextlib.contextmanager
 def open_image(path: Path, upright: bool = False, depth: bool = False) -> Iterator[Image.Image]:
-    """Opens an image file; the only way in which this package opens one.
+    """Opens an image file, whose pixels are read when they are first used; this package opens images in no other way.
 
-    The format is recognised by the file's content, not by the suffix: PNG, JPEG, WebP, TIFF or BMP. Of a
-    TIFF with several pages and of the MPO files that phones write, the first picture counts. The size is that of the
-    pixels as they are stored.
-
-    Pixels are read when they are first used.
+    The format is recognised by the file's content, not by the suffix: PNG, JPEG, WebP, TIFF or BMP. Of a TIFF with
+    several pages and of the MPO files that phones write, the first picture counts. The size is that of the pixels as
+    they are stored.
 
     Args:
         path: The file.
@@ -300,7 +288,7 @@ def image_size(path: Path) -> Size:
 
 def image_sizes(paths: Sequence[Path]) -> list[Size]:
     """Returns the sizes of several images, as :func:`image_size` does of one."""
-    return _in_threads(image_size, paths, "looked at")
+    return in_threads(image_size, paths, "looked at")
 
 
 def exif_orientation(path: Path) -> int:
@@ -337,7 +325,7 @@ def area_resized(image: Image.Image, size: Size) -> Image.Image:
     return Image.fromarray(np.floor(np.concatenate((rgb, mean_alpha), axis=-1) + 0.5).astype(np.uint8))
 
 
-def _in_threads(action: Callable[[_S], _T], items: Sequence[_S], done: str = "read") -> list[_T]:
+def in_threads(action: Callable[[_S], _T], items: Sequence[_S], done: str = "read") -> list[_T]:
     """Returns the results of an action for all items, run in several threads; ``done`` is a participle for the log."""
     results = []
     logged = time.monotonic()

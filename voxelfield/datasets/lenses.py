@@ -37,16 +37,9 @@ CAMERA_MODELS: dict[str, tuple[LensModel, tuple[str, ...]]] = {
 }
 """COLMAP's camera models: the lens, and the order of its coefficients after the focal lengths and principal point."""
 
-TRANSFORMS_MODELS: dict[LensModel, str] = {
-    "pinhole": "PINHOLE",
-    "perspective": "OPENCV",
-    "rational": "FULL_OPENCV",
+TRANSFORMS_MODELS: dict[LensModel, str] = {model: name for name, (model, _) in CAMERA_MODELS.items()} | {
     "fisheye": "OPENCV_FISHEYE",
     "fisheye624": "FISHEYE624",
-    "field_of_view": "FOV",
-    "division": "DIVISION",
-    "extended_unified": "EUCM",
-    "equirectangular": "EQUIRECTANGULAR",
 }
 """The ``camera_model`` under which a ``transforms.json`` has each lens: nerfstudio's name, or else COLMAP's."""
 

@@ -72,13 +72,11 @@ _MOST_NAMED = 10
 FILE = "transforms.json"
 
 _SHUTTER = ("rolling_shutter_time", *VELOCITY_KEYS)
-# Keys that are read here.
+# Keys that are read here, besides the coefficients of lenses.
 _READ = {
-    *("frames", "file_path", "mask_path", "transform_matrix", "train_filenames", "val_filenames", "test_filenames"),
-    *("camera_angle_x", "camera_angle_y", "fl_x", "fl_y", "x_fov", "y_fov", "cx", "cy", "w", "h"),
-    *("camera_model", "is_fisheye", "distortion_params"),
-    *("time", "depth_file_path", "depth_unit_scale_factor"),
-    *_SHUTTER,
+    *("frames", "file_path", "transform_matrix", "train_filenames", "val_filenames", "test_filenames"),
+    *("is_fisheye", "distortion_params", "time", "depth_unit_scale_factor"),
+    *(*_INTRINSICS, *_OPTIONAL_PATHS, *_SHUTTER),
 }
 # The keys of coefficients of lenses.
 _LENS_KEY = re.compile(r"[kps]\d|s[xy]1|omega|k|alpha|beta")

@@ -115,7 +115,7 @@ def evaluate_split(
         split: Images with their cameras and names.
         background: (3,) the colour over which ``render_view`` composites.
         views: Indices of the views to evaluate; None means all. Without any, there are no scores.
-        lpips: Compares two images (H, W, 3), like :class:`voxelfield.evaluation.lpips.Lpips`; None for no LPIPS.
+        lpips: Compares two images (H, W, 3), like :class:`voxelfield.evaluation.metrics.Lpips`; None for no LPIPS.
         fit_exposure: Evaluate each view a second time, after :func:`voxelfield.evaluation.metrics.cross_fitted`.
         environment: Whether views show an environment and not ``background``, so that a fitted exposure applies to all
             of their pixels.

@@ -42,8 +42,7 @@ class FrameFolder:
             description.
         cameras: All cameras of the path.
         kind: ``png``: 8 bits per channel. ``exr``: float32 in linear light, with opacity as A and depth as Z.
-        depth: Write the depth of each PNG in 16 bits, as ``NNNN_depth.png``.
-        far: The largest depth that a PNG can represent, world units.
+        depth: Write the depth of each PNG in 16 bits, as ``NNNN_depth.png``; ``far`` is the largest, world units.
         source: Other values that the frames depend on, such as the run and its weights, as JSON values.
         overwrite: Delete frames of another run, path or size.
 

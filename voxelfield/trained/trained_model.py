@@ -28,7 +28,7 @@ from voxelfield.evaluation.evaluation import (
     evenly_spaced,
     save_images,
 )
-from voxelfield.evaluation.lpips import Lpips
+from voxelfield.evaluation.metrics import Lpips
 from voxelfield.fields.environment import Environment
 from voxelfield.fields.field import RadianceField
 from voxelfield.foundation.checks import check_at_least_one
