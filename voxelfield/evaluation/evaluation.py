@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from voxelfield.evaluation.metrics import cross_fitted, psnr, ssim
 from voxelfield.files import atomic_write, is_replaceable
-from voxelfield.media.png import PngWriter
+from voxelfield.media.png import BackgroundWriter
 from voxelfield.rendering.pixels import composite_background
 from voxelfield.rendering.render import View
 from voxelfield.transfers import Uploads
@@ -194,7 +194,7 @@ def picture_name(view: str) -> str:
     return f"{view}.png"
 
 
-def save_images(folder: Path, writer: PngWriter) -> OnView:
+def save_images(folder: Path, writer: BackgroundWriter) -> OnView:
     """Returns a callback of an evaluation that writes each rendered view as ``<view name>.png``, with 8 bits."""
     return lambda name, view, truth, mask: writer.save(folder / picture_name(name), view.rgb)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from voxelfield.files import MARK, atomic_path, atomic_write, is_replaceable, read_json_object
 from voxelfield.installed import import_optional
-from voxelfield.media.png import PngWriter, write_png
+from voxelfield.media.png import BackgroundWriter, write_png
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.pixels import linear_light
 from voxelfield.rendering.render import View
@@ -72,7 +72,7 @@ class FrameFolder:
             import_optional("OpenEXR", "write EXR", "exr")
         self.depth_unit = far / _DEPTHS
         self._folder, self._kind, self._depth = folder, kind, depth
-        self._writer = PngWriter()
+        self._writer = BackgroundWriter()
         description = {
             "frames": len(cameras),
             "width": cameras.width,

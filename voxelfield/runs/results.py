@@ -22,7 +22,7 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.devices import peak_bytes
 from voxelfield.evaluation.evaluation import Evaluation, picture_name, save_images, write_metrics, write_table
 from voxelfield.installed import MissingPackageError
-from voxelfield.media.png import PngWriter
+from voxelfield.media.png import BackgroundWriter
 from voxelfield.media.video import write_video
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.paths import path_named
@@ -86,12 +86,12 @@ def finish(
     cameras = evaluated_split(session.scene)[1].cameras
     room = max(1, _PICTURE_ROOM // (3 * cameras.width * cameras.height))
     # The compressing threads compete with the evaluating one for Python's interpreter lock, so there are few of them.
-    with PngWriter(max(1, (os.cpu_count() or 1) // 4), waiting=room) as images:
+    with BackgroundWriter(max(1, (os.cpu_count() or 1) // 4), waiting=room) as images:
         return _evaluate_and_write(session, settings, _Results(run_directory, lock), timing, images)
 
 
 def _evaluate_and_write(
-    session: Session, settings: RunConfig, results: _Results, timing: Timing, images: PngWriter
+    session: Session, settings: RunConfig, results: _Results, timing: Timing, images: BackgroundWriter
 ) -> dict[str, Any]:
     trained, options = session.result(), session.config.trainer.evaluation
     directory = results.directory
