@@ -204,9 +204,6 @@ class Lpips(nn.Module):
         ValueError: A file of weights is damaged, or has other weights.
     """
 
-    mean: torch.Tensor
-    spread: torch.Tensor
-
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         linear = _read_weights(check_lpips())
@@ -221,8 +218,7 @@ class Lpips(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         # (1, C, 1, 1): the weight of each channel of a block.
         self.channel_weights = [linear[f"lin{index}.model.1.weight"].to(device) for index in range(len(blocks))]
-        self.register_buffer("mean", torch.tensor(_LPIPS_MEAN).view(3, 1, 1), persistent=False)
-        self.register_buffer("spread", torch.tensor(_LPIPS_SPREAD).view(3, 1, 1), persistent=False)
+        self.mean, self.spread = torch.tensor([_LPIPS_MEAN, _LPIPS_SPREAD], device=device).view(2, 3, 1, 1)
         self.requires_grad_(False).to(device)
 
     @torch.no_grad()
