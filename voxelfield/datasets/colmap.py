@@ -1,9 +1,7 @@
 """Loader of COLMAP's layout: a model, such as ``sparse/0``, and a folder of images.
 
-A folder ``masks`` beside the folder of images, if there is one, contains a mask for each image, such as
-``a.jpg.png`` or ``a.png`` for ``a.jpg``: black where pixels must be ignored. COLMAP itself uses the first name.
-
-pycolmap reads the model, binary or text, with or without rigs. Poses have OpenCV axes (y down, looking along z).
+A folder ``masks`` beside the folder of images may contain a mask for each image. pycolmap reads the model, binary or
+text, with or without rigs. Poses have OpenCV axes (y down, looking along z).
 """
 
 from __future__ import annotations

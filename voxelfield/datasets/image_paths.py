@@ -150,7 +150,10 @@ def _bare(path: str) -> str:
 
 
 def mask_path(masks: Path, image: Path) -> Path:
-    """Returns the file of an image's mask, which need not exist; ``image`` is relative to the folder of images."""
+    """Returns the file of an image's mask, ``a.jpg.png`` (COLMAP's own name) or ``a.png``, which need not exist.
+
+    The path of the image ``a.jpg`` is relative to the folder of images.
+    """
     as_colmap_names_it = masks / image.with_name(f"{image.name}.png")
     by_stem = masks / image.with_suffix(".png")
     return by_stem if by_stem.exists() and not as_colmap_names_it.exists() else as_colmap_names_it

@@ -10,19 +10,7 @@ middle by default. Lengths in pixels belong to images of the size ``w``, ``h``; 
 scaled. A lens that distorts has its coefficients, such as ``k1`` or ``p2``, and a ``camera_model`` (nerfstudio), or
 ``is_fisheye`` (instant-ngp).
 
-With the ``camera_model`` EQUIRECTANGULAR, an image is a panorama or a crop of one. Its focal lengths are pixels per
-half a turn, as in nerfstudio: for a whole sphere, half its width and its height, which is the default.
-From left to right, rays turn to the right about the camera's y axis, which is up in the image, and the point (``cx``,
-``cy``), which may lie outside of a crop, shows the optical axis.
-
-If rows are exposed one after another (rolling shutter), ``rolling_shutter_time`` is the seconds from the first to the
-last row, and ``camera_linear_velocity`` and ``camera_angular_velocity``, in world units and radians per second along
-and about the axes of the camera's own frame, say how it moves meanwhile (Spectacular AI's fork of nerfstudio). The
-middle row has the pose of the file.
-
-A frame may have a ``mask_path``, an image that is black where pixels must be ignored, a ``time`` (D-NeRF), and a
-``depth_file_path``: a grey image with 16 bits, or an array of floating point in a file ``.npy``, of depths along the
-optical axis in units of ``depth_unit_scale_factor`` (nerfstudio; a thousandth of a world unit by default).
+data/README.md describes the keys of panoramas (EQUIRECTANGULAR), rolling shutters, masks, times and depths.
 """
 
 from __future__ import annotations
