@@ -139,9 +139,8 @@ def process(
 def _check_replaceable(folder: Path, overwrite: bool) -> None:
     """Raises FileExistsError if results would replace files that no earlier call has written."""
     present = [name for name in OUTPUTS if (folder / name).exists() or (folder / name).is_symlink()]
-    listed = {REPORT}
     try:
-        listed.update(read_json_object(folder / REPORT)["files"])
+        listed = {REPORT, *read_json_object(folder / REPORT)["files"]}
     except (OSError, ValueError, KeyError, TypeError):
         listed = set()
     others = sorted({path.relative_to(folder).as_posix() for path in _files_in(folder, present)} - listed)

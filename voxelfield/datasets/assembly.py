@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from voxelfield.datasets.images import CUT_OUT, from_opacity
+from voxelfield.datasets.images import CUT_OUT, in_threads, read_opacity
 from voxelfield.datasets.measures import transparency
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, cameras_of, check_poses_of, present_photos, read_split
@@ -261,8 +261,11 @@ def _silhouettes(
     if all(split.cameras.size(number) == cameras.size(index) for index, number in enumerate(numbers)):
         local = [Silhouette.of(split.image(number)[..., 3]) for _, number in own]
     else:
-        files = [(chosen[index].path, chosen[index].alpha) for index, _ in own]
-        local = from_opacity(files, lambda alpha: Silhouette.of(torch.from_numpy(alpha)))
+
+        def read(index: int) -> Silhouette:
+            return Silhouette.of(torch.from_numpy(read_opacity(chosen[index].path, chosen[index].alpha)))
+
+        local = in_threads(read, [index for index, _ in own], "looked at")
     return split.all_gather(local), cameras
 
 

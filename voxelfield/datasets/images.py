@@ -124,18 +124,11 @@ def read_images(
     return images
 
 
-def from_opacity(files: Sequence[tuple[Path, Path | None]], action: Callable[[npt.NDArray[np.uint8]], _T]) -> list[_T]:
-    """Calls a function with the opacity (H, W) of N images at the size of their files, in several threads.
-
-    Each comes with the file of a grey image that replaces its alpha channel, or None.
-    """
-
-    def read(file: tuple[Path, Path | None]) -> _T:
-        image = _decode(*file)
-        opaque = image.mode != "RGBA"
-        return action(np.full(image.size[::-1], 255, np.uint8) if opaque else np.array(image.getchannel("A")))
-
-    return in_threads(read, files, "looked at")
+def read_opacity(path: Path, alpha: Path | None) -> npt.NDArray[np.uint8]:
+    """Returns the opacity (H, W) of an image at the size of its file; a grey image may replace its alpha channel."""
+    image = _decode(path, alpha)
+    opaque = image.mode != "RGBA"
+    return np.full(image.size[::-1], 255, np.uint8) if opaque else np.array(image.getchannel("A"))
 
 
 def _read_grey(path: Path, size: Size) -> Image.Image:
