@@ -148,19 +148,14 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Pho
         logger.warning("%s: %d files of depths are missing, the first is %s", file, len(missing), depths[missing[0]])
     depths = {name: path for name, path in depths.items() if name not in missing}
     whole = _Entries(file, meta)
-    common: Callable[[int, int], Intrinsics] | None = None
     photos = []
     for frame in frames:
-        if not _INTRINSICS.isdisjoint(frame):
-            intrinsics = _intrinsics(_Entries(file, frame), whole)
-        else:
-            intrinsics = common = common or _intrinsics(_Entries(file), whole)
         known = _Entries(file, frame, meta)
         photos.append(
             Photo(
                 images[frame["file_path"]],
                 _pose(file, frame),
-                intrinsics,
+                _intrinsics(_Entries(file, frame), whole),
                 _lens(known),
                 pose_name=_pose_name(file, frame),
                 mask=masks.get(frame.get("mask_path")),
