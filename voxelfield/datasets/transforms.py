@@ -269,18 +269,20 @@ def _intrinsics(frame: _Entries, meta: _Entries) -> Callable[[int, int], Intrins
     w, h = (known.number(key, None, above=0, unit=" pixels") for key in ("w", "h"))
     if known.get("camera_model") == sphere:
         return _sphere_intrinsics(known)
-    x, y = (_focal(frame, axis) or _focal(meta, axis) for axis in _FOCAL_KEYS)
-    if x is None and y is None:
+
+    def focal(axis: str, side: float) -> float | None:
+        return _focal(frame, axis, side) or _focal(meta, axis, side)
+
+    if [focal(axis, 1.0) for axis in _FOCAL_KEYS] == [None, None]:
         raise ValueError(f"{file}: key 'camera_angle_x' is missing, and so is 'fl_x'")
     cx, cy = known.number("cx", None), known.number("cy", None)
 
     def of_image(width: int, height: int) -> Intrinsics:
         # Of the two sizes, one follows from the other, and none means that the image has its original size.
         size = w or (h * width / height if h else width), h or (w * height / width if w else height)
-        across, along = (None if focal is None else focal(side) for focal, side in zip((x, y), size, strict=True))
-        focal = across or along or math.nan
+        across, along = focal("x", size[0]), focal("y", size[1])
         centre = size[0] / 2 if cx is None else cx, size[1] / 2 if cy is None else cy
-        whole = across or focal, along or focal, *centre
+        whole = across or along or math.nan, along or across or math.nan, *centre
         if w is None and h is None:
             return centred(whole, width, height)
         return scaled(whole, size, f"'w' and 'h' in {file}")(width, height)
@@ -324,20 +326,18 @@ def _motion(known: _Entries) -> Tensor | None:
     return motion.flatten() if bool(motion.any()) else None
 
 
-def _focal(entries: _Entries, axis: str) -> Callable[[float], float] | None:
-    """Returns a function that computes a focal length from the side of the image along an axis, or None."""
+def _focal(entries: _Entries, axis: str, side: float) -> float | None:
+    """Returns the focal length along an axis for an image with a side of so many pixels; None if none is stated."""
     key = next((key for key in _FOCAL_KEYS[axis] if entries.get(key) is not None), None)
     if key is None:
         return None
     if key.startswith("fl"):
-        length = entries.number(key, math.nan, above=0, unit=" pixels")
-        return lambda side: length
+        return entries.number(key, math.nan, above=0, unit=" pixels")
     in_degrees = key.endswith("fov")
     value = entries.number(key, math.nan)
     if not 0.0 < value < (180.0 if in_degrees else math.pi):
         raise entries.refusal(key, "be degrees between 0 and 180" if in_degrees else "be radians between 0 and pi")
-    slope = 2 * math.tan(0.5 * (math.radians(value) if in_degrees else value))
-    return lambda side: side / slope
+    return side / (2 * math.tan(0.5 * (math.radians(value) if in_degrees else value)))
 
 
 def _warn_of_two_focal_lengths(file: Path, meta: Mapping[str, Any], frames: Iterable[Mapping[str, Any]]) -> None:
@@ -348,8 +348,7 @@ def _warn_of_two_focal_lengths(file: Path, meta: Mapping[str, Any], frames: Iter
             length = _Entries(file, {side: holder.get(side, meta.get(side))}).number(side, None)
             if len(given) < 2 or length is None:
                 continue
-            focals = [_focal(_Entries(file, {key: holder[key]}), axis) for key in given[:2]]
-            counts, other = (focal(length) for focal in focals if focal is not None)
+            counts, other = (_focal(_Entries(file, {key: holder[key]}), axis, length) or 0.0 for key in given[:2])
             if not math.isclose(counts, other, rel_tol=_SAME):
                 logger.warning(
                     "%s: %r (%s) has no effect, because %r (%s) is another focal length",
