@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from voxelfield.export.registry import ExportFormat, ExportSource
-from voxelfield.media.png import PngWriter
+from voxelfield.media.png import BackgroundWriter
 
 
 def _check(source: ExportSource) -> None:
@@ -15,7 +15,7 @@ def _check(source: ExportSource) -> None:
 
 def _write(path: Path, source: ExportSource) -> str:
     assert source.model.environment is not None
-    with PngWriter(workers=1) as writer:
+    with BackgroundWriter(workers=1) as writer:
         writer.save(path, source.model.environment.panorama())
     return "a panorama"
 

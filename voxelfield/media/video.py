@@ -28,11 +28,7 @@ _MIN_WAITING = 8
 
 
 def check_video(name: str, path: Path) -> None:
-    """Raises an error unless videos can be written to a path.
-
-    Args:
-        name: Name of the argument, for messages.
-        path: The file.
+    """Raises an error, in which the path is called ``name``, unless a video can be written to it.
 
     Raises:
         MissingPackageError: imageio or PyAV is not installed.

@@ -24,7 +24,7 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.devices import peak_bytes
 from voxelfield.evaluation.evaluation import Evaluation, picture_name, save_images, write_metrics, write_table
 from voxelfield.installed import MissingPackageError
-from voxelfield.media.png import PngWriter
+from voxelfield.media.png import BackgroundWriter
 from voxelfield.media.video import write_video
 from voxelfield.messages import clipped
 from voxelfield.rendering.cameras import Cameras
@@ -140,7 +140,7 @@ def finish(
     thumbnails = Thumbnails(len(split) if options.views is None else min(options.views, len(split)))
     room = max(1, _PICTURE_ROOM // (3 * split.cameras.width * split.cameras.height))
     # The compressing threads compete with the evaluating one for Python's interpreter lock, so there are few of them.
-    with PngWriter(max(1, (os.cpu_count() or 1) // 4), waiting=room) as images:
+    with BackgroundWriter(max(1, (os.cpu_count() or 1) // 4), waiting=room) as images:
         save = save_images(run_directory / name, images)
 
         def on_view(*view: Any) -> None:

@@ -24,8 +24,7 @@ from voxelfield.datasets.registry import FoundScene
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import check_pictures, evaluate_split
-from voxelfield.evaluation.lpips import check_lpips
-from voxelfield.evaluation.metrics import WINDOW
+from voxelfield.evaluation.metrics import WINDOW, check_lpips
 from voxelfield.files import IMAGE_SUFFIXES
 from voxelfield.interrupt import Interrupt, Interrupted
 from voxelfield.rendering.cameras import Cameras
