@@ -31,7 +31,7 @@ from voxelfield.components.structure import VarianceWeightedError
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Split
-from voxelfield.distributed import exchange, peer_memory
+from voxelfield.distributed import division, exchange
 from voxelfield.foundation.zero_packing import put_back_zeros
 from voxelfield.models.pixel_sampler import Images, PixelSampler
 from voxelfield.trained.checkpoint_file import load_checkpoint
@@ -154,7 +154,7 @@ def gather_all(optimizers: optimizer.Optimizers, grids: object = None) -> None:
 
 
 class MappedFiles:
-    """Memory that all processes write to, as :class:`voxelfield.distributed.peer_memory.PeerMemory`, but on a CPU."""
+    """Memory that all processes write to, as :class:`voxelfield.distributed.exchange.PeerMemory`, but on a CPU."""
 
     folder = Path()
     made = 0
@@ -282,7 +282,7 @@ def begin(kind: str, output: Path | None = None, device: str = "cpu") -> tuple[S
     halves = kind in ("halves", "direct", "gathered") or device == "cuda"
     if device == "cpu":
         exchange.PeerMemory = MappedFiles
-        peer_memory.is_available = lambda _: kind == "direct"
+        division.shares_memory = lambda _: kind == "direct"
 
     def watch(session: Session) -> None:
         if halves:

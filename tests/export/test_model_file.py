@@ -26,9 +26,10 @@ from voxelfield.trained.loading import load as load_model
 from voxelfield.trained.model_file import (
     FORMAT,
     ModelFileError,
+    feature_importance,
+    reached_vertices,
     with_checksum,
 )
-from voxelfield.trained.quantized import feature_importance, reached_vertices
 from voxelfield.trained.trained_model import TrainedModel, restore_trained_model
 
 BOX = ((-1.0, -1.5, -1.0), (1.0, 0.5, 2.0))
@@ -237,7 +238,7 @@ def test_the_same_run_makes_the_same_file(run, tmp_path, device):
 
 
 def test_features_that_no_image_depends_on_have_no_importance(run, monkeypatch, device):
-    monkeypatch.setattr("voxelfield.trained.quantized._CHUNK", 1000)
+    monkeypatch.setattr("voxelfield.trained.model_file._CHUNK", 1000)
     found = feature_importance(run.model, camera(device), rays=3000)
     for importance, level in zip(found, run.field.grid.levels, strict=True):
         assert importance.shape == level.shape

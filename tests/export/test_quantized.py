@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from voxelfield.trained.quantized import pack, quantize, steps_by_importance, steps_by_spread, unpack
+from voxelfield.trained.model_file import pack, quantize, steps_by_importance, steps_by_spread, unpack
 
 
 def test_values_are_off_by_half_a_step_at_most(device):

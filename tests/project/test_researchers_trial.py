@@ -16,7 +16,7 @@ from voxelfield.config import Count
 from voxelfield.export import save_model
 from voxelfield.export.mesh import FieldSurface
 from voxelfield.export.volume import save_volume
-from voxelfield.models import ModelConfig, registry
+from voxelfield.models import ModelConfig, model_config
 from voxelfield.rendering.paths import path_named
 from voxelfield.settings import preset
 from voxelfield.trained.checkpoint_file import load_checkpoint
@@ -100,8 +100,8 @@ def scene():
 
 
 def test_a_field_without_a_grid_goes_everywhere(scene, tmp_path, monkeypatch):
-    entry = EntryPoint("gaussians", f"{__name__}:GaussiansConfig", registry.ENTRY_POINTS)
-    monkeypatch.setattr(registry, "_announced", lambda: {"gaussians": entry})
+    entry = EntryPoint("gaussians", f"{__name__}:GaussiansConfig", model_config.ENTRY_POINTS)
+    monkeypatch.setattr(model_config, "entry_points", lambda group: [entry])
     loop = replace(preset("model=dense", "trainer=smoke", device="cpu").trainer, steps=4, patches=2, patch_size=4)
     common = {"optimizer": "adamw", "device": "cpu", "losses": {"smooth": smooth_depth}, "sampler": inverse_depths}
     Session(scene, GaussiansConfig(), trainer=loop, output=tmp_path, **common).fit()

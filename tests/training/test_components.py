@@ -10,6 +10,7 @@ import torch
 from quick_presets import preset
 from torch import nn
 
+import voxelfield
 from voxelfield import Scene, Session
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
@@ -277,6 +278,19 @@ def test_a_component_with_the_name_of_another_entry_is_refused(scene, name):
         ValueError, match=f"components must not have the name of another entry of checkpoints, got '{name}'"
     ):
         Session(scene, "dense", trainer=settings(), components=[component], device="cpu")
+
+
+@pytest.mark.parametrize("name", ["cameras", "tones"])
+def test_a_component_may_have_the_name_of_one_of_the_package_that_is_off(scene, tmp_path, name):
+    named = [Tint(), Tint()]
+    for component in named:
+        component.name = name
+    train(scene, torch.device("cpu"), named[0], tmp_path).fit()
+    train(scene, torch.device("cpu"), named[1]).restore(load_checkpoint(tmp_path))
+    assert torch.equal(named[1].color, named[0].color)
+    loaded = voxelfield.load(tmp_path, "cpu")
+    assert loaded.cameras is None
+    assert loaded.tones is None
 
 
 def test_the_settings_of_a_whole_run_leave_no_others(scene):

@@ -10,7 +10,7 @@ import pytest
 from quick_presets import preset
 
 from voxelfield.runs import train as run_training
-from voxelfield.training.recording import rates_of_steps
+from voxelfield.training.state import rates_of_steps
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from voxelfield import devices, processes
-from voxelfield.distributed import peer_memory
+from voxelfield.distributed import exchange
 from voxelfield.distributed.exchange import DirectExchange
 
 GPU = torch.device("cuda", 1)
@@ -25,7 +25,7 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(processes, "gather_objects", lambda own: [own, own])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda device, other: True)
-    monkeypatch.setattr(peer_memory, "PeerMemory", Tried)
+    monkeypatch.setattr(exchange, "PeerMemory", Tried)
     yield monkeypatch
     dist.destroy_process_group()
 
@@ -50,12 +50,12 @@ def others(own):
 
 def test_gpus_that_reach_each_other_share_memory(two_gpus, caplog):
     with caplog.at_level(logging.INFO):
-        assert peer_memory.is_available(GPU)
+        assert exchange.shares_memory(GPU)
     assert not caplog.records
 
 
 def test_processes_on_cpus_do_not(two_gpus):
-    assert not peer_memory.is_available(torch.device("cpu"))
+    assert not exchange.shares_memory(torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -64,15 +64,15 @@ def test_processes_on_cpus_do_not(two_gpus):
         (processes, "gather_objects", others, "in several machines"),
         (processes, "count", lambda: 9, "more than 8"),
         (torch.cuda, "can_device_access_peer", lambda device, other: False, "GPU 1 cannot reach the memory of GPU 0"),
-        (peer_memory, "PeerMemory", Failing, "no file descriptors are exchanged here"),
+        (exchange, "PeerMemory", Failing, "no file descriptors are exchanged here"),
     ],
     ids=["machines", "processes", "reach", "error"],
 )
 def test_others_say_why_once(two_gpus, caplog, where, name, value, why):
     two_gpus.setattr(where, name, value)
     with caplog.at_level(logging.INFO):
-        assert not peer_memory.is_available(GPU)
-        assert not peer_memory.is_available(GPU)
+        assert not exchange.shares_memory(GPU)
+        assert not exchange.shares_memory(GPU)
     (record,) = caplog.records
     assert why in record.getMessage().partition(", because ")[2]
     assert "\n" not in record.getMessage()
@@ -81,7 +81,7 @@ def test_others_say_why_once(two_gpus, caplog, where, name, value, why):
 def test_users_can_forbid_it_as_for_nccl(two_gpus, caplog):
     two_gpus.setenv("NCCL_P2P_DISABLE", "1")
     with caplog.at_level(logging.INFO):
-        assert not peer_memory.is_available(GPU)
+        assert not exchange.shares_memory(GPU)
     assert "NCCL_P2P_DISABLE is 1" in caplog.text
 
 
@@ -109,7 +109,7 @@ def test_memory_counts_while_it_lasts(tmp_path):
     try:
         device = torch.device("cuda", 0)
         before = devices.peak_bytes(device)
-        memory = peer_memory.PeerMemory(1 << 20, torch.float32, device)
+        memory = exchange.PeerMemory(1 << 20, torch.float32, device)
         memory.tensors[0].fill_(3)
         memory.barrier()
         assert memory.tensors[0].sum() == 3 << 20

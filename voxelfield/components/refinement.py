@@ -406,7 +406,7 @@ class CameraRefinement(Component):
         self.twists.copy_(state["module"]["twists"])
         if self.log_focal is not None:
             self.log_focal.copy_(state["module"]["log_focal"])
-        load_moments(self._optimizer, state["optimizer"], self._rates.split(1)[: len(self.parameters())])
+        load_moments(self._optimizer, state["optimizer"])
 
 
 @dataclass(frozen=True, eq=False)

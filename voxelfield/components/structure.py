@@ -14,7 +14,7 @@ from voxelfield.config import NotNegative
 from voxelfield.evaluation.metrics import C2, WINDOW, window_means
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.component import Component
-from voxelfield.models.losses import pixel_error
+from voxelfield.models.losses import photometric
 from voxelfield.models.pixel_sampler import PixelSampler
 
 
@@ -67,7 +67,7 @@ def variance_weighted_mse(outputs: Outputs, batch: Batch) -> Tensor:
     Raises:
         KeyError: The batch carries no weights (:func:`structure_weights`) as ``"structure"``.
     """
-    return pixel_error(outputs, batch, batch["structure"].float() / 255) / C2
+    return photometric(outputs, batch, batch["structure"].float() / 255) / C2
 
 
 def structure_weights(images: Tensor, sizes: Tensor | None = None) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -13,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield import processes
-from voxelfield.distributed import peer_memory
-from voxelfield.distributed.exchange import DirectExchange, Exchange, PackedExchange, room_for
+from voxelfield.distributed.exchange import DirectExchange, Exchange, PackedExchange, room_for, shares_memory
 from voxelfield.distributed.shards import Shard, collect_rows, row_slabs, rows_between
 from voxelfield.foundation import constants
 from voxelfield.foundation.zero_packing import pack_streams
@@ -68,13 +66,14 @@ class DividedGrids:
         halo: bool,
         previous: DividedGrids | None = None,
     ) -> None:
-        self._working, self._whole = working, whole
+        self._working, self._whole, self._rounds = working, whole, working.dtype != torch.float32
         working.forget_grids()
         self._replaced = 0
         self.materialized = False
         shapes = [grid.shape for grid, lists in zip(working.grids, listed, strict=True) if lists]
         tiles = iter(_listed_tiles(shapes, occupied))
         atlases = [None] * (len(working.grids) - len(working.sparse)) + list(working.sparse)
+        halo_planes = constants.TILE_X if halo else 0
         self._shards: dict[nn.Parameter, Shard] = {}
         for grid, copy, sparse, lists in zip(working.grids, working.copies, atlases, listed, strict=True):
             if sparse is not None:
@@ -87,14 +86,14 @@ class DividedGrids:
             # Sums of costs may round differently on each device.
             bounds = processes.gather_objects(_balanced(costs, size, grid.shape[0]))[0]
             old = None if previous is None else previous._shards.get(grid)
-            self._shards[grid] = self._shard(grid, copy, bounds, sparse, constants.TILE_X if halo else 0, old)
+            self._shards[grid] = self._shard(grid, copy, bounds, sparse, halo_planes, old)
         shards = list(self._shards.values())
         for shard in shards:  # once no grid is whole any more
             shard.start_sums()
         self._skips = bool(whole.param_groups[0]["skip_untouched"])
         self._channel_rates = {grid: group["channel_rates"] for group in whole.param_groups for grid in group["params"]}
         self._exchanges: list[Exchange] = []
-        if self._rounds and peer_memory.is_available(occupied.device):
+        if self._rounds and shares_memory(occupied.device):
             self._exchanges = [DirectExchange(working, shards, samples, tables=self._skips)]
         else:
             every = halo or not self._skips
@@ -112,15 +111,11 @@ class DividedGrids:
         """The number of times that tensors which a captured step refers to have been replaced."""
         return self._replaced + sum(exchange.layout for exchange in self._exchanges)
 
-    @property
-    def _rounds(self) -> bool:
-        return self._working.dtype != torch.float32
-
     def _shard(
         self,
         grid: nn.Parameter,
         copy: Tensor,
-        bounds: Sequence[int],
+        bounds: list[int],
         sparse: SparseGrid | None,
         halo: int,
         old: Shard | None,
@@ -178,9 +173,9 @@ class DividedGrids:
         """Yields the rows of tensors (N, F) of all processes, some at a time; each time rows of the same samples.
 
         Between two of them, the device can work on the first while the second arrives. In a captured graph, all
-        processes must have the same number of samples. Any of the exchanges would do.
+        processes must have the same number of samples.
         """
-        return self._exchanges[0].receive(tensors)
+        return self._exchanges[0].receive(tensors)  # any of them would do
 
     def targets(self) -> tuple[list[Tensor], list[tuple[int, int]]]:
         """Returns the tensors to which gradients are added, and the first plane and the planes of each one's grid."""
@@ -334,24 +329,24 @@ class DividedGrids:
             shard.sums.masked_fill_(when, 0)
 
     @torch.no_grad()
-    def gather(self) -> None:
-        """Returns masters and moments to the whole grids and their optimizer, and ends the division."""
-        for shard in self._shards.values():
-            self._return_state(shard)
-        if not self.materialized:
-            self.materialize()
+    def gather(self, grids: Sequence[nn.Parameter] | None = None) -> bool:
+        """Returns masters and moments to whole grids and their optimizer; no step may follow.
 
-    @torch.no_grad()
-    def gather_some(self, grids: Sequence[nn.Parameter]) -> None:
-        """Returns masters and moments of some whole grids, if the division has 16-bit copies; no step may follow.
-
-        The copies of all grids, which fields read, stay as the last step has left them.
+        Returns whether all grids are whole. With 16-bit copies, only those asked for become whole, unless all have been
+        already; the copies of all, which fields read, then stay as the last step has left them.
         """
+        if grids is None or self.materialized or not self._rounds:
+            for shard in self._shards.values():
+                self._return_state(shard)
+            if not self.materialized:
+                self.materialize()
+            return True
         for shard in [self._shards.pop(grid) for grid in grids if grid in self._shards]:
             self._return_state(shard)
             self._materialize(shard)
             # Unused from now on, but perhaps referenced until the next garbage collection.
             shard.local.data = shard.stored
+        return False
 
     def free(self) -> None:
         """Frees gradients and copies, before another division takes over what has not been gathered."""
@@ -370,31 +365,23 @@ class DividedGrids:
             }
         shard.state.clear()
 
-    @contextlib.contextmanager
     @torch.no_grad()
-    def packed(self) -> Iterator[dict[nn.Parameter, Any]]:
-        """For a block, gives the optimizer of the whole grids in process 0 their packed moments, as if undivided.
+    def packed(self) -> tuple[dict[nn.Parameter, Any], dict[nn.Parameter, dict[str, Any]]]:
+        """Returns the masters of grids that are not whole, and the moments of all, by grid, to process 0.
 
-        They need never be whole in one memory (:func:`voxelfield.foundation.zero_packing.pack_streams`).
-
-        Returns:
-            The packed masters of grids that are not whole, in process 0.
+        They are packed, as if undivided, and need never be whole in one memory
+        (:func:`voxelfield.foundation.zero_packing.pack_streams`). Others get None in place of them.
         """
         if not (self._rounds or self.materialized):
             self.refresh()  # what did not fit into an exchange
-        masters = {}
+        masters, moments = {}, {}
         for grid, shard in self._shards.items():
             state = {key: value if key == "step" else _packed(shard, value) for key, value in shard.state.items()}
-            master = _packed(shard, shard.local.detach()) if self._rounds and not self.materialized else None
-            if processes.is_first() and state:
-                self._whole.state[grid] = state
-            if master is not None:
-                masters[grid] = master
-        try:
-            yield masters
-        finally:
-            for grid in self._shards:
-                self._whole.state.pop(grid, None)
+            if state:
+                moments[grid] = state
+            if self._rounds and not self.materialized:
+                masters[grid] = _packed(shard, shard.local.detach())
+        return masters, moments
 
 
 def _packed(shard: Shard, local: Tensor) -> Any:

@@ -26,6 +26,10 @@ class Shard:
         grid: The parameter of the whole grid.
         copy: The working copy of the whole grid, which is the grid itself in float32.
         bounds: The first plane along x of each process, followed by the number of planes.
+        begin: The first local plane.
+        end: The end of the local planes.
+        planes: The local planes of the whole grid.
+        in_stored: The local planes of ``stored`` and ``sums``.
         low: The first plane of ``stored``. Those before the local planes, and those after them, are a halo.
         high: The end of the planes of ``stored``.
         stored: The float32 masters of the local planes and of the halo.
@@ -59,25 +63,11 @@ class Shard:
     count: Tensor | None = None
     touched: Tensor | None = None
 
-    @property
-    def begin(self) -> int:
-        """The first local plane."""
-        return self.bounds[processes.rank()]
-
-    @property
-    def end(self) -> int:
-        """The end of the local planes."""
-        return self.bounds[processes.rank() + 1]
-
-    @property
-    def planes(self) -> slice:
-        """The local planes of the whole grid."""
-        return slice(self.begin, self.end)
-
-    @property
-    def in_stored(self) -> slice:
-        """The local planes of ``stored`` and ``sums``."""
-        return slice(self.begin - self.low, self.end - self.low)
+    def __post_init__(self) -> None:
+        self.begin, self.end = self.bounds[processes.rank() : processes.rank() + 2]
+        self.planes = slice(self.begin, self.end)
+        self.in_stored = slice(self.begin - self.low, self.end - self.low)
+        self._plane = self.grid.shape[1] * self.grid.shape[2]
 
     @property
     def reached(self) -> Tensor:
@@ -119,10 +109,6 @@ class Shard:
 
     def _rows_for(self, planes: int) -> int:
         return -(-planes * self._plane // tile_vertices())
-
-    @property
-    def _plane(self) -> int:
-        return self.grid.shape[1] * self.grid.shape[2]
 
 
 def new_table(rows: int, device: torch.device) -> Tensor:

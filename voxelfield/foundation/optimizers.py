@@ -6,7 +6,7 @@ first call, which takes seconds. Training compiles nothing, so its optimizers us
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -48,12 +48,11 @@ def exponential_decay(step: Tensor, steps: int, final: float, cooldown: float = 
     return factor if cooldown == 0 else factor * ((steps - step) / (cooldown * steps)).clamp(max=1)
 
 
-def load_moments(optimizer: torch.optim.Optimizer, state: Mapping[Any, Any], rates: Sequence[Tensor]) -> None:
-    """Loads moments and step counts, the entry ``state`` of a state dict, into an optimizer; its settings stay.
-
-    The learning rates of its groups are in tensors that may change later; loading would copy them.
-    """
+def load_moments(optimizer: torch.optim.Optimizer, state: Mapping[Any, Any]) -> None:
+    """Loads moments and step counts, the entry ``state`` of a state dict, into an optimizer; its settings stay."""
     own = optimizer.state_dict()["param_groups"]
+    # Tensors, which may change later; loading copies them.
+    rates = [group["lr"] for group in optimizer.param_groups]
     optimizer.load_state_dict({"state": state, "param_groups": own})
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate

@@ -37,7 +37,7 @@ class Batch:
     patches: int = 0
     patch_size: int = 1
     weights: Tensor | None = None
-    look_up: Callable[[str, Tensor], Tensor] = field(default=lambda name, pixels: _missing(name), repr=False)
+    look_up: Callable[[str, Tensor], Tensor] | None = field(default=None, repr=False)
     images_of: Callable[[Tensor], Tensor] = field(default=torch.zeros_like, repr=False)
 
     @property
@@ -53,7 +53,8 @@ class Batch:
     @cached_property
     def truth(self) -> Tensor:
         """(P, 3) the pixels' colours over :attr:`background`, constant even where that is learned."""
-        return over(self.rgba[:, :3], self.rgba[:, 3:], self.background.detach())
+        rgb, alpha = self.rgba.split((3, 1), dim=1)
+        return rgb * alpha + self.background.detach() * (1 - alpha)
 
     def __getitem__(self, name: str) -> Tensor:
         """Returns further data of the pixels, (P, ...), in the dtype of the data.
@@ -65,6 +66,8 @@ class Batch:
         Raises:
             KeyError: The images carry no data of that name; the message lists what there is.
         """
+        if self.look_up is None:
+            raise KeyError(f"the training images carry no {name!r}")
         return self.look_up(name, self.pixels)
 
     def weigh(self, factors: Tensor) -> None:
@@ -113,11 +116,6 @@ class Outputs:
         return torch.where(rows < self.rendering.samples.ray_offsets[-1], values, 0.0)
 
 
-def over(rgb: Tensor, alpha: Tensor, background: Tensor) -> Tensor:
-    """Composites straight-alpha colours (P, 3) with opacities (P, 1) over backgrounds (P, 3)."""
-    return rgb * alpha + background * (1 - alpha)
-
-
 def columns_and_rows(pixels: Tensor, width: int, height: int) -> Tensor:
     """Returns where pixels (P,) of images, each padded to the size of the largest, lie in theirs, (P, 2) int64."""
     return torch.stack((pixels % width, pixels // width % height), dim=1)
@@ -128,7 +126,3 @@ def background_for(kind: str, rays: int, device: torch.device) -> Tensor:
     if kind == "random":
         return torch.rand(rays, 3, device=device)
     return torch.full((rays, 3), 1.0 if kind == "white" else 0.0, device=device)
-
-
-def _missing(name: str) -> Tensor:
-    raise KeyError(f"the training images carry no {name!r}")

@@ -6,8 +6,6 @@ Each term on rendered rays is a function of the :class:`Outputs` for a :class:`B
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
@@ -18,9 +16,19 @@ from voxelfield.models.settings import LossWeights
 from voxelfield.ops._internal.color_error import pixel_color_error, sample_color_error
 
 
-def photometric(outputs: Outputs, batch: Batch) -> Tensor:
-    """Mean squared error of colours (Mildenhall et al. 2020, eq. 6), over pixels all of whose rays fit."""
-    return pixel_error(outputs, batch)
+def photometric(outputs: Outputs, batch: Batch, weights: Tensor | None = None) -> Tensor:
+    """Mean squared error of colours (Mildenhall et al. 2020, eq. 6), over pixels all of whose rays fit.
+
+    The squared errors are multiplied by ``batch.weights`` and, if given, by ``weights`` (P,) float32.
+    """
+    kept, pixels, truth = outputs.rendering.rays_kept, outputs.pixels, batch.truth
+    for factors in (weights, batch.weights):
+        if factors is not None:
+            # The operator takes no weights. Scaling both colours by a root scales their squared difference by the
+            # weight.
+            root = factors.sqrt()[:, None]
+            pixels, truth = root * pixels, root * truth
+    return pixel_color_error(pixels, truth, rays_per_pixel=batch.rays_per_pixel, rays_kept=kept)
 
 
 def sample_rgb(outputs: Outputs, batch: Batch) -> Tensor:
@@ -83,37 +91,19 @@ def ssim(outputs: Outputs, batch: Batch) -> Tensor:
     return torch.where(counts, dissimilarity, 0.0).sum() / whole.clamp(min=1)
 
 
-def pixel_error(outputs: Outputs, batch: Batch, weights: Tensor | None = None) -> Tensor:
-    """Returns the mean squared error of colours, over pixels all of whose rays fit.
-
-    Args:
-        outputs: The rendered pixels.
-        batch: Their true colours and weights.
-        weights: (P,) float32, further factors on the pixels' squared errors; None: all are 1.
-    """
-    kept, pixels, truth = outputs.rendering.rays_kept, outputs.pixels, batch.truth
-    for factors in (weights, batch.weights):
-        if factors is not None:
-            # The operator takes no weights. Scaling both colours by a root scales their squared difference by the
-            # weight.
-            root = factors.sqrt()[:, None]
-            pixels, truth = root * pixels, root * truth
-    return pixel_color_error(pixels, truth, rays_per_pixel=batch.rays_per_pixel, rays_kept=kept)
-
-
 def rendering_terms(weights: LossWeights) -> LossTerms:
     """Returns ``photometric``, with weight 1, and the terms of positive weight.
 
     Args:
         weights: The terms' weights. Terms raise ValueError if their inputs are missing: distortion or patches.
     """
+
+    def weighted(term: Loss, weight: float) -> Loss:
+        return lambda outputs, batch: weight * term(outputs, batch)
+
     terms: dict[str, Loss] = {"photometric": photometric}
     for term in (sample_rgb, ssim, distortion, opacity_entropy, sparsity):
         weight = getattr(weights, term.__name__)
         if weight > 0:
-            terms[term.__name__] = functools.partial(_weighted, weight, term)
+            terms[term.__name__] = weighted(term, weight)
     return LossTerms(terms)
-
-
-def _weighted(weight: float, term: Loss, outputs: Outputs, batch: Batch) -> Tensor:
-    return weight * term(outputs, batch)

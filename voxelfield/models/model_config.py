@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from voxelfield.config import Range
 from voxelfield.fields.field import RadianceField
-from voxelfield.models import registry
+from voxelfield.foundation.extensions import load_entry
 from voxelfield.models.model import Model
 from voxelfield.models.settings import Sampling
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -22,6 +23,27 @@ MAX_DEGREE = 3
 """Largest degree of the compiled ops, repeated here because a configuration is checked before these are loaded."""
 
 Degree: TypeAlias = Annotated[int, Range(0, MAX_DEGREE)]
+
+ENTRY_POINTS = "voxelfield.models"
+"""The entry point group in which other packages declare models."""
+
+_OWN = {
+    "pyramid": "voxelfield.models.pyramid:PyramidConfig",
+    "sh": "voxelfield.models.sh:SHConfig",
+    "dense": "voxelfield.models.dense:DenseConfig",
+}
+
+
+def announced_models() -> dict[str, EntryPoint]:
+    """Returns the models of other packages by name, in the order of names, without importing them."""
+    found = sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name)
+    return {entry.name: entry for entry in found if entry.name not in _OWN}
+
+
+def known_models() -> dict[str, EntryPoint]:
+    """Returns all models by name, the default one first, without importing them."""
+    own = {name: EntryPoint(name, value, ENTRY_POINTS) for name, value in _OWN.items()}
+    return own | announced_models()
 
 
 @dataclass
@@ -64,13 +86,17 @@ class ModelConfig:
             return cls
         if isinstance(values, ModelConfig):
             return type(values)
-        names = registry.model_names()
-        kind = values.get("kind", names[0]) if isinstance(values, Mapping) else names[0]
-        if kind not in names:
+        known = known_models()
+        default, *_ = known
+        kind = values.get("kind", default) if isinstance(values, Mapping) else default
+        if kind not in list(known):
             raise ValueError(
-                f"{name}.kind must be one of {', '.join(names)}, got {'null' if kind is None else repr(kind)}"
+                f"{name}.kind must be one of {', '.join(known)}, got {'null' if kind is None else repr(kind)}"
             )
-        found = registry.load_model_config(kind)
+        try:
+            found = load_entry(known[kind])
+        except ValueError as error:
+            raise ValueError(f"{name}.kind={kind} must name a model that can be imported, got {error}") from error
         if not (isinstance(found, type) and issubclass(found, ModelConfig)):
             raise ValueError(
                 f"{name}.kind={kind} must name a subclass of ModelConfig, but its entry point is {found!r}"

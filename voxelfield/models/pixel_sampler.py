@@ -50,6 +50,8 @@ class PixelSampler:
 
     Attributes:
         cameras: The cameras of all training images, on the device.
+        images: The local images (N, H, W, 4), uint8 RGBA, on the device; opaque where a mask excludes pixels.
+        sizes: The widths and heights (N, 2) of :attr:`images`, int64, on the CPU; None: all are W x H.
 
     Raises:
         ValueError: Patches do not fit in the images, or in their unmasked part.
@@ -73,18 +75,30 @@ class PixelSampler:
         self._favoured: tuple[Tensor | DividedRows, float] | None = None
         counted = pixels_that_count(split)
         self._drawable = None if split.masks is None or counted is None else self._numbers(counted)
-        self._images = self._stored(opaque_where_masked(split), gathers)
-        self._colors = _rows(self._local_slice, self._images.view(-1, 4))
+        self.images = self._stored(opaque_where_masked(split), gathers)
+        self._colors = _rows(self._local_slice, self.images.view(-1, 4))
         self.cameras = split.cameras.to(device)
+        sizes = self.cameras.sizes
+        self.sizes = None if sizes is None else sizes[self._local_slice or slice(None)]
         self._packing = None
         self._count = len(self._colors if self._drawable is None else self._drawable)
-        if self.cameras.sizes is not None and self._drawable is None:
-            pixels = self.cameras.sizes.prod(dim=1)
-            self._packing = (pixels.cumsum(0) - pixels).to(device), self.cameras.sizes[:, 0].to(device)
+        if sizes is not None and self._drawable is None:
+            pixels = sizes.prod(dim=1)
+            self._packing = (pixels.cumsum(0) - pixels).to(device), sizes[:, 0].to(device)
             self._count = int(pixels.sum())
-        self._supersampling = supersampling
-        self._patches = PatchSampler(split, device, patches, patch_size, gathers) if patches > 0 else None
-        self._patch_size = patch_size
+        self._supersampling, self._patches, self._patch_size = supersampling, patches, patch_size
+        shorter = min(self.cameras.height, self.cameras.width)
+        if patches > 0 and patch_size > shorter:
+            raise ValueError(f"patch_size must be at most the images' shorter side, {shorter}, got {patch_size}")
+        square = torch.arange(patch_size, device=device)
+        self._patch_offsets = (square[:, None] * self.cameras.width + square).flatten()
+        self._patch_corners = None
+        if patches > 0 and counted is not None:
+            self._patch_corners = self._numbers(corners_of_patches(counted, patch_size))
+            if len(self._patch_corners) == 0:
+                raise ValueError(
+                    f"patch_size must fit into an image, or into the part that its mask leaves, got {patch_size}"
+                )
         for name, data in split.extras.items():
             self.carry(name, self._stored(data, gathers) if gathers and data.dim() >= 3 else data)
 
@@ -94,8 +108,9 @@ class PixelSampler:
 
     def _numbers(self, which: Tensor) -> Tensor | DividedRows:
         """Returns the indices, into the pixels of all images, of some pixels (N, H, W) of the local images."""
-        numbers = pixel_numbers(self._split, which.flatten().nonzero()[:, 0])
-        return _rows(self._local_slice, self._stored(numbers, self._gathers))
+        size = self._split.cameras.height * self._split.cameras.width
+        numbers = which.flatten().nonzero()[:, 0] + self._split.local_indices.start * size
+        return _rows(self._local_slice, self._stored(numbers.to(pixel_number_type(self._split)), self._gathers))
 
     def carry(self, name: str, data: Tensor) -> None:
         """Lets batches carry further data, which they return as ``batch[name]``; raises ValueError if that is taken.
@@ -108,7 +123,7 @@ class PixelSampler:
         per_pixel = data.dim() >= 3
         if per_pixel and self._local_slice is not None and len(data) == len(self.cameras):
             data = data[self._local_slice]
-        expected = self._images.shape[:3] if per_pixel else (len(self.cameras),)
+        expected = self.images.shape[:3] if per_pixel else (len(self.cameras),)
         if data.shape[: len(expected)] != expected:
             raise ValueError(
                 f"data {name!r} must have shape ({', '.join(map(str, expected))}, ...), got {tuple(data.shape)}"
@@ -129,7 +144,7 @@ class PixelSampler:
         self._favoured = self._numbers(which if counted is None else which & counted), probability
 
     def look_up(self, name: str, pixels: Tensor) -> Tensor:
-        """Returns the data of a name for pixels (P,), (P, ...) in its own dtype; see :meth:`Batch.__getitem__`."""
+        """Returns the data of a name for pixels (P,); see :meth:`Batch.__getitem__`."""
         if name in self._of_images:
             # Not in brackets, because on CUDA their backward pass sorts the indices.
             return self._of_images[name].index_select(0, self.images_of(pixels))
@@ -154,25 +169,22 @@ class PixelSampler:
         with respect to these cameras' tensors. If the processes share the pixels and patches, each draws all and
         returns its own.
         """
-        patches = 0 if self._patches is None else self._patches.count
-        side = self._patch_size
-        count = max(count, patches * side**2)
-        if self._patches is None:
+        patches, area = self._patches, self._patch_size**2
+        count = max(count, patches * area)
+        if patches == 0:
             index = self._draw_pixels(count)
         else:
-            index = torch.cat((self._patches.draw(), self._draw_pixels(count - patches * side**2)))
+            index = torch.cat((self._draw_patches(), self._draw_pixels(count - patches * area)))
         behind = background_for(background, count, index.device)
         # Before each process takes its part, because the local images of one have colours for the others.
         colors, part = None if isinstance(self._colors, Tensor) else self._colors[index], None
         if shared:
-            own, others = processes.rows(patches), processes.rows(count - patches * side**2)
-            rows = torch.cat(
-                (
-                    torch.arange(own.start * side**2, own.stop * side**2, device=index.device),
-                    torch.arange(others.start, others.stop, device=index.device) + patches * side**2,
-                )
+            in_patches, single = torch.arange(count, device=index.device).split(
+                (patches * area, count - patches * area)
             )
-            index, behind, patches = index[rows], behind[rows], own.stop - own.start
+            own = in_patches.view(patches, area)[processes.rows(patches)]
+            rows = torch.cat((own.flatten(), single[processes.rows(len(single))]))
+            index, behind, patches = index[rows], behind[rows], len(own)
             colors = None if colors is None else colors[rows]
             square = self._supersampling**2
             rays_of_rows = (rows[:, None] * square + torch.arange(square, device=rows.device)).flatten()
@@ -189,23 +201,13 @@ class PixelSampler:
             images_of=self.images_of,
         )
 
-    @property
-    def images(self) -> Tensor:
-        """The local images (N, H, W, 4), uint8 RGBA, on the device; opaque where a mask excludes pixels."""
-        return self._images
-
-    @property
-    def sizes(self) -> Tensor | None:
-        """The widths and heights (N, 2) of :attr:`images`, int64, on the CPU; None: all are W x H."""
-        return None if self.cameras.sizes is None else self.cameras.sizes[self._local_slice or slice(None)]
-
     def visual_hull(self, aabb: Tensor, resolution: tuple[int, int, int]) -> Tensor:
         """Returns the visual hull (X, Y, Z) of all images in a box (2, 3), bool, on the device.
 
         See :func:`voxelfield.rendering.visual_hull.visual_hull`; pixels excluded by a mask count as opaque.
         """
         cameras = self.cameras[self._local_slice or slice(None)]
-        allowed = visual_hull(self._images[:, : cameras.height, : cameras.width, 3], cameras, aabb, resolution)
+        allowed = visual_hull(self.images[:, : cameras.height, : cameras.width, 3], cameras, aabb, resolution)
         return allowed if self._local_slice is None else processes.sum_of((~allowed).int()) == 0
 
     def _read(self, index: Tensor, aabb: Tensor, cameras: Cameras | None, colors: Tensor | None) -> tuple[Rays, Tensor]:
@@ -213,9 +215,9 @@ class PixelSampler:
         if cameras is None and not self.cameras.has_ray_kernel:
             cameras = self.cameras
         if cameras is not None:
-            colors = self._images.view(-1, 4)[index] if colors is None else colors
+            colors = self.images.view(-1, 4)[index] if colors is None else colors
             return self._cast(index, cameras, aabb), colors.float() / 255
-        images, c2w, intrinsics = self._images, self.cameras.c2w, self.cameras.intrinsics
+        images, c2w, intrinsics = self.images, self.cameras.c2w, self.cameras.intrinsics
         lens = None if self.cameras.lens is None else self.cameras.lens.rows
         if colors is not None:
             # Each pixel becomes an image of one pixel, with the principal point moved accordingly.
@@ -227,9 +229,9 @@ class PixelSampler:
         *rays, rgba = pixel_rays(images, index, c2w, intrinsics, aabb, supersampling=self._supersampling, lens=lens)
         return Rays(*rays), rgba
 
-    def _corners(self, index: Tensor) -> Tensor:
+    def _corners(self, pixels: Tensor) -> Tensor:
         """Returns the columns and rows (P, 2) of pixels (P,) within their images, float32."""
-        return columns_and_rows(index, self.cameras.width, self.cameras.height).float()
+        return columns_and_rows(pixels, self.cameras.width, self.cameras.height).float()
 
     def images_of(self, pixels: Tensor) -> Tensor:
         """Returns the indices of the images to which pixels belong; of the shape and dtype of ``pixels``."""
@@ -244,13 +246,33 @@ class PixelSampler:
         camera_index = self.images_of(index).repeat_interleave(side * side)
         return cameras.rays(camera_index, points, aabb)
 
+    def _draw_patches(self) -> Tensor:
+        """Returns the pixels (patches * patch_size**2,) of patches, patch by patch and row by row."""
+        size, width, height = self._patch_size, self.cameras.width, self.cameras.height
+
+        def random(low: int, high: int) -> Tensor:
+            return torch.randint(low, high, (self._patches,), device=self._device)
+
+        def along(side: int) -> Tensor:
+            # Positions beyond the edge are clamped to it: otherwise the outermost pixels would hardly ever be drawn.
+            last, reach = side - size, size // 2
+            return random(-reach, last + reach + 1).clamp(0, last)
+
+        if self._patch_corners is None:
+            corners = (random(0, len(self.cameras)) * height + along(height)) * width + along(width)
+        else:
+            corners = self._patch_corners[random(0, len(self._patch_corners))].long()
+        return (corners[:, None] + self._patch_offsets).flatten()
+
     def _draw_pixels(self, count: int) -> Tensor:
         if self.cameras.spheres:
-            # Rejection sampling: of whole spheres, less than a hundredth of the pixels is rejected in all rounds.
+            # Rejection sampling in proportion to solid angles: of whole spheres, less than a hundredth of the pixels is
+            # rejected in all rounds.
             index, *others = self._draw_evenly(_ROUNDS * count).view(_ROUNDS, count)
             rejected = torch.ones_like(index, dtype=torch.bool)
             for other in others:
-                rejected = rejected & self._is_rejected(index)
+                angles = self.cameras.relative_solid_angles(self.images_of(index), self._corners(index)[:, 1] + 0.5)
+                rejected = rejected & (torch.rand(count, device=index.device) >= angles)
                 index = torch.where(rejected, other, index)
         else:
             index = self._draw_evenly(count)
@@ -262,7 +284,7 @@ class PixelSampler:
         return torch.where(torch.rand(count, device=index.device) < probability, other, index)
 
     def _draw_evenly(self, count: int) -> Tensor:
-        index = torch.randint(self._count, (count,), device=self._images.device)
+        index = torch.randint(self._count, (count,), device=self.images.device)
         if self._drawable is not None:
             return self._drawable[index].long()
         if self._packing is None:
@@ -273,61 +295,6 @@ class PixelSampler:
         within, width = index - starts[image], widths[image]
         row = within // width
         return (image * self.cameras.height + row) * self.cameras.width + within - row * width
-
-    def _is_rejected(self, index: Tensor) -> Tensor:
-        """Returns which pixels (P,) are rejected at random, so that others are left in proportion to solid angles."""
-        angles = self.cameras.relative_solid_angles(self.images_of(index), self._corners(index)[:, 1] + 0.5)
-        return torch.rand(len(index), device=index.device) >= angles
-
-
-class PatchSampler:
-    """Draws ``count`` square patches of pixels from all training images, none of which contains masked pixels.
-
-    Of processes that divide the images, each can collect the patches of all. Raises ValueError if a patch does not fit
-    in the images, or in their unmasked part.
-    """
-
-    def __init__(self, split: Split, device: torch.device, count: int, size: int, gathers: bool = False) -> None:
-        height, width = split.cameras.height, split.cameras.width
-        self._shape = len(split), height, width
-        if size > min(height, width):
-            raise ValueError(f"patch_size must be at most the images' shorter side, {min(height, width)}, got {size}")
-        self._device, self.count, self._size = device, count, size
-        square = torch.arange(size, device=device)
-        self._offsets = (square[:, None] * width + square).flatten()
-        self._corners = None
-        counted = pixels_that_count(split)
-        if counted is not None:
-            # A patch contains no masked pixel if the sum of the mask over it equals its area.
-            area = (
-                F.pad(counted.to(torch.int32), (1, 0, 1, 0)).cumsum(1, dtype=torch.int32).cumsum(2, dtype=torch.int32)
-            )
-            sums = area[:, size:, size:] - area[:, :-size, size:] - area[:, size:, :-size] + area[:, :-size, :-size]
-            image, y, x = (sums == size * size).nonzero(as_tuple=True)
-            corners = pixel_numbers(split, (image * height + y) * width + x).to(device)
-            self._corners = _gathered(corners) if gathers else _rows(split.local_slice, corners)
-            if len(self._corners) == 0:
-                raise ValueError(
-                    f"patch_size must fit into an image, or into the part that its mask leaves, got {size}"
-                )
-
-    def draw(self) -> Tensor:
-        """Draws patches; returns the int64 indices (count * size**2,) of their pixels, patch by patch, row by row."""
-
-        def random(low: int, high: int) -> Tensor:
-            return torch.randint(low, high, (self.count,), device=self._device)
-
-        def along(side: int) -> Tensor:
-            # Positions beyond the edge are clamped to it: otherwise the outermost pixels would hardly ever be drawn.
-            last, reach = side - self._size, self._size // 2
-            return random(-reach, last + reach + 1).clamp(0, last)
-
-        if self._corners is None:
-            images, height, width = self._shape
-            corners = (random(0, images) * height + along(height)) * width + along(width)
-        else:
-            corners = self._corners[random(0, len(self._corners))].long()
-        return (corners[:, None] + self._offsets).flatten()
 
 
 def opaque_where_masked(split: Split) -> Tensor:
@@ -352,10 +319,11 @@ def pixels_that_count(split: Split) -> Tensor | None:
     return inside if split.masks is None else inside & split.masks
 
 
-def pixel_numbers(split: Split, own: Tensor) -> Tensor:
-    """Converts indices into the pixels of the local images to indices into the pixels of all images."""
-    size = split.cameras.height * split.cameras.width
-    return (own + split.local_indices.start * size).to(pixel_number_type(split))
+def corners_of_patches(counted: Tensor, size: int) -> Tensor:
+    """Returns at which pixels (N, H, W) a square patch can begin that contains only pixels that count, bool."""
+    area = F.pad(counted.to(torch.int32), (1, 0, 1, 0)).cumsum(1, dtype=torch.int32).cumsum(2, dtype=torch.int32)
+    sums = area[:, size:, size:] - area[:, :-size, size:] - area[:, size:, :-size] + area[:, :-size, :-size]
+    return F.pad(sums == size * size, (0, size - 1, 0, size - 1))
 
 
 def pixel_number_type(split: Split) -> torch.dtype:

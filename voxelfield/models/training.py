@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.grids.adam import GridAdam
 from voxelfield.models.component import LossTerms
 from voxelfield.models.settings import OccupancyUpdates, StageConfig
 from voxelfield.rendering.cameras import Cameras, distance_to_nearest, views_of_points
@@ -21,51 +20,12 @@ _FEWEST_VIEWS = 2
 
 _GIB = 2**30
 
-
 PositionDensity = Callable[[Tensor], Tensor]
 """A function that maps positions (M, 3) to densities (M,)."""
 
 
 class EmptyFieldError(RuntimeError):
     """No occupied cell is left, so there is nothing to render or train."""
-
-
-class GridOptimizer(Protocol):
-    """The optimizer of a model's grid; :class:`voxelfield.training.optimizer.Optimizers` implements it.
-
-    Attributes:
-        grid: Migrates its state where a grid is resized; None without grids.
-    """
-
-    grid: GridAdam | None
-
-    def gather(self, grids: Sequence[nn.Parameter] | None = None) -> None:
-        """Makes grids that are divided over processes whole, until :meth:`attach`; call before any change of them.
-
-        Args:
-            grids: Those that will be changed; None for all. Others may read as NaN until :meth:`attach`.
-        """
-
-    def attach(self) -> None:
-        """Renews everything that depends on the grids' shapes; call after any change of them."""
-
-    def restrict(self) -> None:
-        """Updates the active tiles after a change of the occupied cells at the same resolutions and box."""
-
-    def add_total_variation(self, weight: float) -> None:
-        """Adds the gradient of the squared differences between neighbouring vertices."""
-
-    def local_shards(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """Returns the parameters, sharded ones replaced by the shard of this process."""
-
-    def collected(self, parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> list[Any]:
-        """Returns values of the shards of this process as a checkpoint stores them; a collective call."""
-
-    def local_values(self, parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the values of the shards of this process, from values of whole parameters."""
-
-    def refresh_copies(self) -> None:
-        """Rounds the grids into their working copies, after a change by something else than a step; collective."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +36,7 @@ class TrainingSetup:
         stages: Coarse-to-fine schedule.
         occupancy: Schedule of the occupancy grid's updates.
         losses: The loss terms on rendered rays.
-        optimizer: The optimizer of the grid.
+        optimizer: The optimizers of the training (:class:`voxelfield.training.optimizer.Optimizers`).
         cameras: The training cameras as given, on the device.
         visual_hull: Returns which cells (X, Y, Z) of a box (2, 3) the training images do not show as transparent, bool;
             None if the poses are too inaccurate to exclude space by that. A collective call.
@@ -88,7 +48,7 @@ class TrainingSetup:
     stages: Sequence[StageConfig]
     occupancy: OccupancyUpdates
     losses: LossTerms
-    optimizer: GridOptimizer
+    optimizer: Any
     cameras: Cameras
     visual_hull: Callable[[Tensor, tuple[int, int, int]], Tensor] | None
     reliable_poses: bool = True

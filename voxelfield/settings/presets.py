@@ -13,8 +13,7 @@ from voxelfield.datasets.loading import find_scene
 from voxelfield.devices import choose_device
 from voxelfield.installed import config_folder
 from voxelfield.messages import clipped
-from voxelfield.models.model_config import ModelConfig
-from voxelfield.models.registry import announced_models, model_names
+from voxelfield.models.model_config import ModelConfig, announced_models, known_models
 from voxelfield.settings.run import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ def offer_defaults() -> None:
     del settings["model"]  # its keys depend on its kind
     store.store(name="settings", node=settings, provider="voxelfield")
     announced = announced_models()
-    for name in model_names():
+    for name in known_models():
         try:
             defaults = asdict(ModelConfig.choose({"kind": name}, "model")(kind=name))
         except (Exception, SystemExit) as error:  # third-party code may raise anything

@@ -21,8 +21,7 @@ from voxelfield.datasets.poses import check_cameras_see, likely_mistake
 from voxelfield.datasets.scene import Scene
 from voxelfield.foundation.errors import shown
 from voxelfield.installed import config_folder
-from voxelfield.models.model_config import ModelConfig
-from voxelfield.models.registry import model_names
+from voxelfield.models.model_config import ModelConfig, known_models
 from voxelfield.rendering.cameras import fraction_through_box
 from voxelfield.settings.presets import compose, composition_error, config_name
 from voxelfield.settings.run import RunConfig, SceneConfig
@@ -151,7 +150,7 @@ def completed(given: dict[str, Any], scene: Scene, warp: Warp | None, device: st
             chosen = trainer_for(scene, warp, kind, keys=keys, refines=camera is not None and camera.refines)
             files["trainer"] = files["trainer"] if chosen == "default" else chosen
         # A model that is not declared anywhere has no file, but can be trained nevertheless.
-        files["model"] = kind if "model" in files or kind in model_names() else None
+        files["model"] = kind if "model" in files or kind in known_models() else None
         import hydra.errors
 
         try:

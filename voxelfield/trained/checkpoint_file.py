@@ -72,29 +72,18 @@ def resolve_checkpoint(path: Path) -> Path:
 def pack_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
     """Copies a state to the CPU, with the keys ``format`` and ``voxelfield`` (the writer's version).
 
-    Large tensors are stored without runs of zeros (:mod:`voxelfield.foundation.zero_packing`).
-
-    Args:
-        state: Nested dicts, lists and tuples of tensors (any device) and plain Python values.
-
-    Raises:
-        TypeError: A value has a type that a safe load would reject, for example a Path or a NumPy scalar.
+    The state consists of nested dicts, lists and tuples of tensors on any device, and of plain values. Others, such as
+    a Path or a NumPy scalar, which a safe load would reject, raise TypeError. Large tensors are stored without runs of
+    zeros (:mod:`voxelfield.foundation.zero_packing`).
     """
     return {"format": FORMAT, "voxelfield": _version(), **copy_without_zeros(state)}
 
 
 def write_checkpoint(path: Path, packed: dict[str, Any]) -> None:
-    """Writes a checkpoint atomically; may run in a separate thread.
+    """Writes the result of :func:`pack_checkpoint` atomically; may run in a separate thread.
 
-    The file replaces ``path`` only when it is complete and on disk: a full disk or Ctrl-C leaves the previous
-    checkpoint intact and no temporary file behind.
-
-    Args:
-        path: File to write; its parent directory is created if needed.
-        packed: The result of :func:`pack_checkpoint`.
-
-    Raises:
-        OSError: The file cannot be written.
+    The file replaces ``path`` only when it is complete and on disk: a full disk, which raises OSError, or Ctrl-C leaves
+    the previous checkpoint intact and no temporary file behind.
     """
     try:
         with atomic_write(path) as file:
@@ -131,8 +120,8 @@ def load_resolved(
 ) -> tuple[Path, dict[str, Any]]:
     """Returns the file that :func:`load_checkpoint` loads, and its result; arguments and errors are the same.
 
-    A run in progress replaces its checkpoints: if a checkpoint of a run directory disappears before it has been read,
-    its replacement is loaded.
+    A run in progress replaces its checkpoints: if one of a run directory disappears before it has been read, its
+    replacement is loaded.
     """
     while True:
         file = resolve_checkpoint(path)
@@ -176,17 +165,10 @@ def contents_of(path: Path, error_type: type[ValueError] = CheckpointError) -> I
 
 
 def check_state(module: nn.Module, state: Mapping[str, Any], grids: Collection[Tensor] = ()) -> None:
-    """Rejects a module's state with tensors of a wrong dtype or content.
+    """Raises ValueError if a tensor of a state has another dtype than in a module, or a bool or a box is invalid.
 
-    Names and shapes are left to ``load_state_dict``, which does not check dtypes where it assigns tensors.
-
-    Args:
-        module: A module of the same kind, on any device.
-        state: The state to adopt.
-        grids: Parameters of the module that may have any floating-point dtype of grids.
-
-    Raises:
-        ValueError: A tensor has another dtype than in the module, a bool is neither 0 nor 1, or a box is invalid.
+    Names and shapes are left to ``load_state_dict``, which does not check dtypes where it assigns tensors. ``grids``
+    are the parameters of the module that may have any floating-point dtype of grids.
     """
     converted = {id(grid) for grid in grids}
     for key, own in module.state_dict(keep_vars=True).items():

@@ -10,8 +10,8 @@ import torch
 from voxelfield.components.refinement import RefinedCameras
 from voxelfield.devices import choose_device
 from voxelfield.run_directory import MODEL_FILE, checkpoints
-from voxelfield.trained.checkpoint_file import contents_of, load_resolved
-from voxelfield.trained.model_file import load_model
+from voxelfield.trained.checkpoint_file import CheckpointError, contents_of, load_resolved
+from voxelfield.trained.model_file import ModelFileError, read_model_file
 from voxelfield.trained.trained_model import TrainedModel, restore_trained_model
 
 # Entries of a checkpoint that rendering does not need.
@@ -39,10 +39,15 @@ def load(path: Path | str, device: torch.device | str = "auto") -> TrainedModel:
     device = choose_device(str(device))
     if path.is_dir() and not checkpoints(path) and (path / MODEL_FILE).is_file():
         path = path / MODEL_FILE
+    error: type[ValueError] = CheckpointError
     if path.suffix == ".safetensors":
-        return load_model(path, device)
-    path, checkpoint = load_resolved(path, device, _OF_TRAINING_ONLY)
-    with contents_of(path):
-        cameras = RefinedCameras.from_state(checkpoint["cameras"]) if "cameras" in checkpoint else None
-        trained = restore_trained_model(checkpoint["config"], checkpoint["model"], checkpoint["step"], device)
-        return replace(trained, cameras=cameras, tones=checkpoint.get("tones"))
+        error, saved = ModelFileError, read_model_file(path, device)
+    else:
+        path, saved = load_resolved(path, device, _OF_TRAINING_ONLY)
+    with contents_of(path, error):
+        trained = restore_trained_model(saved["config"], saved["model"], saved["step"], device)
+        cameras, tones = saved.get("cameras"), saved.get("tones")
+        # A user's component may have one of these names.
+        cameras = cameras if trained.config.camera.refines else None
+        tones = tones if trained.trainer.vignetting or trained.trainer.response else None
+        return replace(trained, cameras=cameras and RefinedCameras.from_state(cameras), tones=tones or None)

@@ -364,10 +364,8 @@ class TrainedModel:
 def untrained_model(config: RunConfig, device: torch.device | str) -> Model:
     """Builds a model in its state at the start of training, with all cells occupied, in the recorded box and warp.
 
-    The device may be ``meta``, to find out shapes only.
-
-    Raises:
-        ValueError: The scene has no box, or it has a warp, which this kind of field does not support.
+    The device may be ``meta``, to find out shapes only. Raises ValueError if the scene has no box, or if it has a warp,
+    which this kind of field does not support.
     """
     if config.scene.aabb is None:
         raise ValueError("scene.aabb must be the box that the field was trained in, got None")
@@ -396,9 +394,8 @@ def restore_trained_model(
 ) -> TrainedModel:
     """Reconstructs a trained model on a device from a run's settings and the state dict of its model after some steps.
 
-    Raises:
-        ValueError: The configuration is invalid, or a tensor of the state is not one that a run could have saved.
-        RuntimeError: The state does not match the configuration.
+    Raises ValueError for an invalid configuration, and for a tensor that no run could have saved; RuntimeError for a
+    state that does not match the configuration.
     """
     device = torch.device(device)
     settings = parse(RunConfig, config)

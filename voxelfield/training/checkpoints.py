@@ -36,6 +36,7 @@ from voxelfield.trained.checkpoint_file import (
     pack_checkpoint,
     write_checkpoint,
 )
+from voxelfield.training.logs import flattened
 from voxelfield.training.state import ENTRIES, TrainingState
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class Checkpoints:
     """Writes the checkpoints of a session one after another in a thread, each replacing the previous ones.
 
     At most two checkpoints wait to be written, because each takes memory. Of processes that train together, the first
-    writes, and all call the same methods.
+    writes, and all call the same methods. It is a ValueError if only some of them have a folder.
 
     Args:
         output: Folder for the files, created if needed and locked while they are written, or the lock of one; None
@@ -60,9 +61,6 @@ class Checkpoints:
     Attributes:
         directory: The folder, or None.
         newest: The last valid checkpoint on disk, or the one from which training was resumed; None if there is neither.
-
-    Raises:
-        ValueError: Only some of the processes have a directory.
     """
 
     def __init__(
@@ -80,7 +78,7 @@ class Checkpoints:
         self._writes = directory is not None and processes.is_first()
         self._replaceable: list[Path] = []
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._pending: list[tuple[Future[None], bool]] = []
+        self._pending: list[Future[None]] = []
         self._fingerprint: Future[dict[str, Tensor]] | None = None
         if self._writes or (directory is not None and split.local_slice is not None):
             # Computed in the background, so that the first checkpoint need not wait for it.
@@ -113,7 +111,7 @@ class Checkpoints:
     def save(
         self, training: TrainingState, *, finite: bool | None = None, settled: bool = False, optional: bool = False
     ) -> Path | None:
-        """Copies the state of a training and schedules its writing after the earlier checkpoints.
+        """Copies the state of a training and schedules its writing; raises an OSError of an earlier checkpoint.
 
         Args:
             training: What is saved.
@@ -121,30 +119,27 @@ class Checkpoints:
                 name that ``resume=DIRECTORY`` ignores, and replaces no other checkpoint.
             settled: Whether the state does not change until :meth:`wait` returns, so that it can be copied in the
                 thread.
-            optional: Whether an error is only logged instead of being raised by the next call.
+            optional: Whether an OSError of writing is only logged, instead of being raised by the next call.
 
         Returns:
             The file, which exists once :meth:`wait` has returned; None if this process writes none.
-
-        Raises:
-            OSError: An earlier checkpoint could not be written.
         """
         if self.directory is None:
             return None
         finite = training.is_finite() if finite is None else finite
         data = {} if self._fingerprint is None else self._whole_fingerprint()
-        with training.entries() as state:
-            if not self._writes:
-                return None
-            state["data"] = data
-            if not settled:
-                state = pack_checkpoint(state)
-        while len(self._pending) > 1 or (self._pending and self._pending[0][0].done()):
+        state = training.entries()
+        if not self._writes:
+            return None
+        state["data"] = data
+        if not settled:
+            state = pack_checkpoint(state)
+        while len(self._pending) > 1 or (self._pending and self._pending[0].done()):
             self._finish_first()
         path = checkpoint_path(self.directory, training.steps)
         if not finite:
             path = path.with_name(path.name.replace("checkpoint", "not_finite"))
-        self._pending.append((self._thread.submit(self._write, path, state, not settled, finite), optional))
+        self._pending.append(self._thread.submit(self._write, path, state, not settled, finite, optional))
         return path
 
     @contextlib.contextmanager
@@ -174,18 +169,10 @@ class Checkpoints:
                 self._unlock()
 
     def _finish_first(self) -> None:
-        writing, optional = self._pending[0]
-        # Fetched before the entry is removed, because waiting may be interrupted.
-        error = writing.exception()
-        self._pending.pop(0)
-        if error is None:
-            return
-        if not (optional and isinstance(error, OSError)):
-            raise error
-        last = "there is no checkpoint yet" if self.newest is None else f"the last checkpoint is {self.newest}"
-        logger.error("%s; training continues, and %s", error, last)
+        self._pending[0].exception()  # waits; the entry is removed afterwards, because that may be interrupted
+        self._pending.pop(0).result()
 
-    def _write(self, path: Path, state: dict[str, Any], packed: bool, finite: bool) -> None:
+    def _write(self, path: Path, state: dict[str, Any], packed: bool, finite: bool, optional: bool) -> None:
         lock = self._lock  # which another thread may release
         if lock is not None:
             lock.renew()
@@ -194,7 +181,12 @@ class Checkpoints:
             write_checkpoint(path, state if packed else pack_checkpoint(state))
         except OSError as error:
             # The original error names the temporary file, or none.
-            raise OSError(f"{path} could not be written: {error.strerror or error}") from error
+            reason = f"{path} could not be written: {error.strerror or error}"
+            if not optional:
+                raise OSError(reason) from error
+            last = "there is no checkpoint yet" if self.newest is None else f"the last checkpoint is {self.newest}"
+            logger.error("%s; training continues, and %s", reason, last)
+            return
         if not finite:
             return
         older = [] if self._keep else [file for file in self._replaceable if file != path]
@@ -234,21 +226,21 @@ class Checkpoints:
 
 
 def fingerprint(split: Split) -> dict[str, Tensor]:
-    """Returns checksums (CRC-32) of training data.
+    """Returns checksums (CRC-32), int64, of training data on the CPU.
 
-    Args:
-        split: N cameras, and the local images, on the CPU.
-
-    Returns:
-        ``images`` int64, of each local image with its mask, and ``cameras`` (N,) int64, of each pose with its
-        intrinsics.
+    They are ``images``, of each local image with its mask, and ``cameras`` (N,), of each pose with its intrinsics.
     """
+
+    def of_image(index: int) -> int:
+        checksum, mask = _checksum(split.image(index)), split.mask(index)
+        return checksum if mask is None else _checksum(mask, checksum)
+
     cameras = split.cameras
     lens = None if cameras.lens is None else cameras.lens.rows
     columns = (cameras.c2w.flatten(1), cameras.intrinsics, cameras.sizes, lens, cameras.rolling)
     # zlib releases Python's interpreter lock.
     with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
-        images = list(pool.map(lambda index: _checksum_of_image(split, index), split.local_indices))
+        images = list(pool.map(of_image, split.local_indices))
     rows = torch.cat([column for column in columns if column is not None], dim=1)
     return {"images": torch.tensor(images), "cameras": torch.tensor([_checksum(camera) for camera in rows])}
 
@@ -264,11 +256,6 @@ def changed_data(saved: Mapping[str, Any], now: Mapping[str, Tensor], names: Seq
             first = f"{len(differ)} of {count}, the first is {names[differ[0]]}"
             return f"has different training {part} from the checkpoint ({first})"
     return ""
-
-
-def _checksum_of_image(split: Split, index: int) -> int:
-    checksum, mask = _checksum(split.image(index)), split.mask(index)
-    return checksum if mask is None else _checksum(mask, checksum)
 
 
 def _checksum(values: Tensor, before: int = 0) -> int:
@@ -290,11 +277,7 @@ def check_complete(checkpoint: Mapping[str, Any]) -> None:
 def _check_resumable(
     checkpoint: Mapping[str, Any], saved: RunConfig, present: RunConfig, model: Model, components: Sequence[Component]
 ) -> None:
-    """Rejects a checkpoint that does not fit a session, and logs a warning about settings that differ.
-
-    Raises:
-        ValueError: As for :meth:`voxelfield.Session.restore`.
-    """
+    """Rejects a checkpoint that does not fit a session, and logs a warning about settings that differ."""
     _check_box(saved, present)
     saved_cells, cells = (list(x.shape) for x in (checkpoint["model"]["occupancy.occupied"], model.occupancy.occupied))
     if saved_cells != cells:
@@ -374,12 +357,7 @@ def recorded_settings(settings: RunConfig) -> dict[str, Any]:
 def changed_settings(
     saved: Mapping[str, Any], settings: RunConfig, *, evaluation: bool = False
 ) -> dict[str, tuple[Any, Any]]:
-    """Compares settings on which training depends with the settings of an earlier run.
-
-    Args:
-        saved: The earlier settings.
-        settings: The present settings.
-        evaluation: Compare the settings of what follows training as well.
+    """Compares settings on which training depends, or also the evaluation, with the settings of an earlier run.
 
     Returns:
         The earlier and the present value by key, such as ``trainer.rates.grid``.
@@ -387,22 +365,8 @@ def changed_settings(
     Raises:
         TypeError: The saved settings are not plain values.
     """
-    changes = _changes(json.loads(json.dumps(saved)), recorded_settings(settings))
-    after = () if evaluation else (*_AFTER_TRAINING, *keys_with("after_training"))
-    return {key: values for key, values in changes if not _is_among(key, after)}
-
-
-def _changes(saved: Mapping[str, Any], present: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in present.items():
-        key = f"{prefix}{name}"
-        before = saved.get(name)
-        if _is_among(key, _WITHOUT_EFFECT):
-            continue
-        if isinstance(value, Mapping) and isinstance(before, Mapping):
-            yield from _changes(before, value, f"{key}.")
-        elif before != value:
-            yield key, (before, value)
-
-
-def _is_among(key: str, keys: tuple[str, ...]) -> bool:
-    return any(key == other or key.startswith(f"{other}.") for other in keys)
+    before, now = flattened(json.loads(json.dumps(saved))), flattened(recorded_settings(settings))
+    ignored = _WITHOUT_EFFECT if evaluation else (*_WITHOUT_EFFECT, *_AFTER_TRAINING, *keys_with("after_training"))
+    below = tuple(f"{key}." for key in ignored)
+    changed = [key for key, value in now.items() if before.get(key) != value]
+    return {key: (before.get(key), now[key]) for key in changed if not f"{key}.".startswith(below)}

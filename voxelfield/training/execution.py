@@ -22,12 +22,9 @@ def synchronized_time(device: torch.device) -> float:
 
 
 class Clock:
-    """Counts the seconds of work on a device, without pauses.
+    """Counts the seconds of work on a device, without pauses: ``seconds`` are those when it was last read.
 
     Its methods wait until the device has finished all pending work, unless ``wait`` is False.
-
-    Attributes:
-        seconds: The seconds when the clock was last read.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -60,14 +57,10 @@ class Clock:
 
 @contextmanager
 def reproducible(wanted: bool) -> Iterator[None]:
-    """Makes torch and voxelfield choose deterministic algorithms.
+    """Makes torch and voxelfield choose deterministic algorithms in a block, for the whole process, if wanted.
 
-    Sets ``torch.use_deterministic_algorithms(True)`` inside the block, for the whole process. On CUDA, sums over
-    samples are then computed in a fixed order, which is slower. cuBLAS reads ``CUBLAS_WORKSPACE_CONFIG`` when it is
-    first used, so the block must begin before that.
-
-    Args:
-        wanted: False changes nothing.
+    On CUDA, sums over samples are then computed in a fixed order, which is slower. cuBLAS reads
+    ``CUBLAS_WORKSPACE_CONFIG`` when it is first used, so the block must begin before that.
     """
     if not wanted:
         yield
@@ -97,15 +90,11 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 class GraphedCall:
-    """Calls a function without arguments: directly at first, then by replaying a CUDA graph.
+    """Calls a function without arguments: directly at first, then by replaying a CUDA graph, if it ``captures`` one.
 
     The function must not synchronise with the device, and must read its inputs from the same tensors in each call.
-    Random numbers from torch's generators differ between replays.
-
-    Args:
-        function: The function to call.
-        device: A CUDA device; on other devices the function is always called directly.
-        captures: Whether to capture a graph; otherwise the function is always called directly.
+    Random numbers from torch's generators differ between replays. On other devices than CUDA's, and without a capture,
+    the function is always called directly.
     """
 
     def __init__(self, function: Callable[[], None], device: torch.device, captures: bool = True) -> None:
@@ -126,32 +115,33 @@ class GraphedCall:
         """Calls the function once."""
         if not self._captures:
             self._function()
-        elif self._graph is not None:
-            self._graph.replay()
         elif self._calls_left > 0:
             self._on_side_stream()
             self._calls_left -= 1
         else:
-            graph = torch.cuda.CUDAGraph()
-            # torch's default stream for captures belongs to the device that captured first.
-            stream = torch.cuda.Stream(self._device)
-            # Other threads, such as a viewer's, may use the device on their own streams at the same time.
-            capture = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
-            try:
-                with torch.cuda.device(self._device), without_garbage_collection(), capture:
-                    self._function()
-            except RuntimeError as error:
-                if "captur" not in str(error):
-                    raise
-                raise RuntimeError(
-                    "a training step on CUDA must not wait for the device, as a comparison of tensors in a loss or a "
-                    f"component does, got {str(error).splitlines()[0]!r}: trainer.cuda_graph=false runs it without a "
-                    "graph"
-                ) from error
-            # Capturing resets the graph's random state on that stream, which must not happen after the replay.
-            torch.cuda.current_stream(self._device).wait_stream(stream)
-            self._graph = graph
-            graph.replay()
+            if self._graph is None:
+                self._graph = self._captured()
+            self._graph.replay()
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        # torch's default stream for captures belongs to the device that captured first.
+        stream = torch.cuda.Stream(self._device)
+        # Other threads, such as a viewer's, may use the device on their own streams at the same time.
+        capture = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
+        try:
+            with torch.cuda.device(self._device), without_garbage_collection(), capture:
+                self._function()
+        except RuntimeError as error:
+            if "captur" not in str(error):
+                raise
+            raise RuntimeError(
+                "a training step on CUDA must not wait for the device, as a comparison of tensors in a loss or a "
+                f"component does, got {str(error).splitlines()[0]!r}: trainer.cuda_graph=false runs it without a graph"
+            ) from error
+        # Capturing resets the graph's random state on that stream, which must not happen after the replay.
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        return graph
 
     def _on_side_stream(self) -> None:
         # In a capture, autograd runs the backward pass on a side stream too, so no tensors of the default stream may be

@@ -54,39 +54,31 @@ class NullLogger:
     images = text = hyperparameters = close = scalars
 
 
-def _forwarded(name: str) -> Any:
-    """Returns the method of a :class:`FailsafeLogger` that calls the one of that name of the underlying logger."""
-
-    def call(self: FailsafeLogger, *values: Any) -> None:
-        behind = self._behind()
-        if behind is self._failed and name != "close":
-            return
-        try:
-            getattr(behind, name, NullLogger().close)(*values)
-        except Exception as error:  # third-party loggers may raise anything
-            if behind is not self._failed:
-                kind = type(behind).__name__
-                logger.error("%s failed (%s): nothing more is recorded, and training continues", kind, error)
-            self._failed = behind
-
-    return call
-
-
 class FailsafeLogger:
     """Forwards records until the underlying logger fails; reports that once, and drops all later records.
 
-    It closes the underlying logger even if that has failed, and flushes it if it has a method ``flush``.
-
-    Args:
-        behind: Returns the underlying logger, which may be exchanged.
+    It closes the underlying logger, which ``behind`` returns and which may be exchanged, even if that has failed, and
+    flushes it if it has a method ``flush``.
     """
 
     def __init__(self, behind: Callable[[], RunLogger]) -> None:
         self._behind = behind
         self._failed: RunLogger | None = None
 
-    scalars, images, text = _forwarded("scalars"), _forwarded("images"), _forwarded("text")
-    hyperparameters, flush, close = _forwarded("hyperparameters"), _forwarded("flush"), _forwarded("close")
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def forward(*values: Any) -> None:
+            behind = self._behind()
+            if behind is self._failed and name != "close":
+                return
+            try:
+                getattr(behind, name, NullLogger().close)(*values)
+            except Exception as error:  # third-party loggers may raise anything
+                if behind is not self._failed:
+                    kind = type(behind).__name__
+                    logger.error("%s failed (%s): nothing more is recorded, and training continues", kind, error)
+                self._failed = behind
+
+        return forward
 
 
 class TensorBoardLogger:
@@ -159,8 +151,9 @@ class TensorBoardLogger:
         from torch.utils.tensorboard.summary import hparams
 
         finals = {f"final/{name}": value for name, value in metrics.items()}
+        cells = {key: _cell(value) for key, value in flattened(config).items()}
         # Not SummaryWriter.add_hparams, which opens a second event file in a subfolder, so that the run appears twice.
-        for summary in hparams(_flattened(config), finals):
+        for summary in hparams(cells, finals):
             self._writer.file_writer.add_summary(summary)
         self.scalars(self._step, finals)
 
@@ -187,14 +180,10 @@ class TensorBoardLogger:
 
 
 def _put_before(earlier: Collection[Path], new: Collection[Path]) -> None:
-    """Renames earlier event files so that TensorBoard, which reads a folder's files by name, reads them first.
+    """Renames earlier event files so that TensorBoard, which reads files by name, reads them before the new ones.
 
     Otherwise it would read them last if the clock was set back since, or if all were begun in the same second, and hide
     what it should show.
-
-    Args:
-        earlier: The earlier files.
-        new: The files that must be read after them.
     """
     if not earlier or not new or max(earlier) < min(new):
         return
@@ -209,20 +198,19 @@ def _put_before(earlier: Collection[Path], new: Collection[Path]) -> None:
         path.rename(renamed)
 
 
-def _flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, int | float | str]:
-    """Returns a nested configuration in one level, ``{"model.channels": 4, ...}``, other values than numbers as text.
-
-    TensorBoard's table has no booleans and no null, so they are written as in YAML.
-    """
-    flat: dict[str, int | float | str] = {}
+def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns a nested configuration in one level, ``{"model.channels": 4, ...}``."""
+    flat: dict[str, Any] = {}
     for key, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= _flattened(value, f"{prefix}{key}.")
-        elif isinstance(value, bool) or value is None:
-            flat[f"{prefix}{key}"] = json.dumps(value)
-        else:
-            flat[f"{prefix}{key}"] = value if isinstance(value, (int, float)) else str(value)
+        flat |= flattened(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
+
+
+def _cell(value: Any) -> int | float | str:
+    """Returns a value for TensorBoard's table, which has no booleans and no null: these are written as in YAML."""
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
+    return value if isinstance(value, int | float) else str(value)
 
 
 class Progress:
@@ -230,12 +218,7 @@ class Progress:
 
     If standard error is a terminal, it draws a tqdm bar; elsewhere (batch systems, log files) it logs a line now and
     then instead of printing control characters. Between displays, :meth:`update` only reads a clock, so it may be
-    called every step.
-
-    Args:
-        total: Number of steps of the whole run.
-        initial: Number of steps already done, when resuming.
-        silent: Display nothing, as in all processes but the first.
+    called every step. ``silent`` is for all processes but the first.
     """
 
     def __init__(self, total: int, initial: int = 0, *, silent: bool = False) -> None:

@@ -28,17 +28,10 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Estimates the peak memory use of training steps in each process: on CUDA, accurate up to allocator overhead.
 
-    On the CPU, candidate samples are left out, because their number is not limited.
-
-    Previews and the evaluation need additional memory: for ``trainer.chunk`` rays at once, or for the copies that
-    :class:`voxelfield.FieldRenderer` makes, which for spherical harmonics are twice the finest grid in float16.
-
-    Args:
-        model: The model, at its initial resolution; may be on the device ``meta``.
-        config: All settings of the run.
-        split: The training images.
-        device_type: ``cuda`` or ``cpu``.
-        images: Where the images are.
+    The model is at its initial resolution, and may be on the device ``meta``. On the CPU, candidate samples are left
+    out, because their number is not limited. Previews and the evaluation need additional memory: for ``trainer.chunk``
+    rays at once, or for the copies that :class:`voxelfield.FieldRenderer` makes, which for spherical harmonics are
+    twice the finest grid in float16.
     """
     count, trainer, components = processes.count(), config.trainer, active(config)
     copies = copies_dtype(trainer.precision, torch.device(device_type))
@@ -83,11 +76,8 @@ def place_of_images(
 ) -> Images:
     """Returns where training images should be, the same in all processes; a collective call.
 
-    Args:
-        estimate: Estimates the memory of training with the images in a place.
-        requested: The setting ``trainer.images``.
-        device: The device of training; the CPU keeps the local images.
-        divided: Whether the processes divide the images, so that each has a ``local_slice`` of them.
+    That is where the setting ``trainer.images`` requests them or, on a GPU, where the estimated memory suffices. They
+    are ``divided`` if each process has a ``local_slice`` of them.
     """
     if device.type != "cuda":
         return "local"
@@ -108,33 +98,20 @@ def _free(device: torch.device) -> int:
 
 
 def check_memory(estimate: MemoryEstimate, device: torch.device) -> None:
-    """Raises if training does not fit in memory.
-
-    Args:
-        estimate: The estimated memory use.
-        device: The CUDA device of the training.
-
-    Raises:
-        ValueError: More memory is needed than is free; the message says which settings to reduce.
-    """
+    """Raises ValueError, which says which settings to reduce, if training does not fit in the memory of a GPU."""
     logger.info("training needs about %s of GPU memory", estimate)
     if estimate.total > _free(device):
         raise ValueError(
             f"training needs about {estimate} of GPU memory, but {_free(device) / 2**30:.2f} GiB are free on {device}: "
-            f"lower {', '.join(_largest_savings(estimate, device))}"
+            f"lower {_largest_savings(estimate, device)}"
         )
 
 
 @contextlib.contextmanager
 def explain_shortage(estimate: Callable[[], MemoryEstimate], device: torch.device) -> Iterator[None]:
-    """Replaces an out-of-memory error by one line on what training needs memory for and which settings to reduce.
+    """Replaces an out-of-memory error of a block by one line on what needs memory and which settings to reduce.
 
-    Args:
-        estimate: Returns the memory that training needs; only called in case of an error.
-        device: Device of the training.
-
-    Raises:
-        torch.OutOfMemoryError: The code in the ``with`` block ran out of memory.
+    The memory that training needs is estimated only then. The error is a torch.OutOfMemoryError on every device.
     """
     try:
         yield
@@ -142,13 +119,12 @@ def explain_shortage(estimate: Callable[[], MemoryEstimate], device: torch.devic
         if not is_out_of_memory(error):
             raise
         needed = estimate()
-        settings = ", ".join(_largest_savings(needed, device))
         raise torch.OutOfMemoryError(
-            f"not enough memory on {device}: training needs about {needed}; lower {settings}"
+            f"not enough memory on {device}: training needs about {needed}; lower {_largest_savings(needed, device)}"
         ) from error
 
 
-def _largest_savings(needed: MemoryEstimate, device: torch.device) -> list[str]:
+def _largest_savings(needed: MemoryEstimate, device: torch.device) -> str:
     """Returns the three settings that save the most memory, in descending order."""
     samples = "trainer.visible_samples" if device.type == "cpu" else "trainer.visible_samples (and candidate_samples)"
     savings = {
@@ -159,4 +135,4 @@ def _largest_savings(needed: MemoryEstimate, device: torch.device) -> list[str]:
         "trainer.image_size (in Python, that of load_scene)": 3 / 4 * needed.images,
         "trainer.average_steps (0 disables averaging)": needed.average,
     }
-    return sorted(savings, key=lambda name: -savings[name])[:3]
+    return ", ".join(sorted(savings, key=lambda name: -savings[name])[:3])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import groupby
 from operator import itemgetter
@@ -48,23 +48,19 @@ def moments_dtype(setting: str, copies: torch.dtype, betas: Sequence[float]) -> 
 class Optimizers:
     """GridAdam for a field's grids, components' optimizers for its networks, and fused AdamW for all other parameters.
 
-    A step does not synchronise with the device, so it can be captured in a CUDA graph.
+    A step does not synchronise with the device, so it can be captured in a CUDA graph. Models and components that
+    change grids call methods from :meth:`attach` to :meth:`add_total_variation`
+    (:attr:`voxelfield.models.training.TrainingSetup.optimizer`).
 
-    Args:
-        model: The model to train.
-        config: Learning rates and constants that depend on the model.
-        rates: Factors that depend on the length of the run.
-        components: The model and the components of its training. Their groups of parameters have learning rates of
-            their own and no weight decay. The network's optimizer does not update them, even if they belong to the
-            field.
-        copies: Dtype of the grids' working copies.
-        samples: Largest number of samples of a step, if several processes take it.
+    The components, of which the model is one, have groups of parameters with learning rates of their own and without
+    weight decay. The networks' optimizers do not update them, even if they belong to the field. The grids' working
+    copies have the dtype ``copies``; ``samples`` is the largest number of samples of a step of several processes.
 
     Attributes:
         grid: The grids' optimizer; pass it to operations that change a grid's resolution or box. None without grids.
         networks: The optimizers of the field's other parameters, at the network's learning rate, by the names of the
             components that made them; ``network`` is AdamW.
-        others: The optimizers of the further groups, by name.
+        others: The optimizers of the components' groups, by name.
         attached: Number of calls of :meth:`attach`.
         division: The division of the grids over several processes, between :meth:`attach` and :meth:`gather`.
 
@@ -94,12 +90,12 @@ class Optimizers:
         self._undecayed = torch.tensor(lrs, dtype=torch.float32, device=device)
         self._decayed = self._undecayed.clone()
         # Views into the tensor of rates: each optimizer uses its own element.
-        self._lrs = self._decayed.split(1)
+        grid_lr, network_lr, *other_lrs = self._decayed.split(1)
         self.grid: GridAdam | None = None
         if grids:
             self.grid = EagerGridAdam(
                 _grid_groups(model, config.view_lr_factor),
-                lr=self._lrs[0],
+                lr=grid_lr,
                 betas=rates.betas,
                 eps=config.eps,
                 weight_decay=rates.weight_decay * config.grid_weight_decay,
@@ -107,37 +103,28 @@ class Optimizers:
                 bfloat16_moments=moments_dtype(config.moments, copies, rates.betas) == torch.bfloat16,
             )
         self._sparse = [module for module in model.grid.modules() if isinstance(module, SparseGrid)]
-        elsewhere = {id(parameter) for parameter in (*grids, *(p for group, _ in groups.values() for p in group))}
-        network = [parameter for parameter in model.parameters() if id(parameter) not in elsewhere]
-
-        def adamw(parameters: list[torch.nn.Parameter], lr: Tensor, decay: float) -> EagerAdamW:
-            return EagerAdamW(
-                parameters,
-                lr=lr,
-                betas=rates.betas,
-                eps=config.eps,
-                weight_decay=decay,
-                fused=True,
-                capturable=device.type == "cuda",
-            )
-
+        # By identity, because tensors are compared element by element.
+        updated = {id(parameter) for parameter in (*grids, *(p for group, _ in groups.values() for p in group))}
+        network = [parameter for parameter in model.parameters() if id(parameter) not in updated]
+        options = {"betas": rates.betas, "eps": config.eps, "fused": True, "capturable": device.type == "cuda"}
+        decay = config.network_weight_decay
         self.networks: dict[str, torch.optim.Optimizer] = {}
         for component in components:
-            lr, decay = self._lrs[1], config.network_weight_decay
-            chosen = component.network_optimizer(network, lr, rates.betas, decay)
+            chosen = component.network_optimizer(network, network_lr, rates.betas, decay)
             if chosen is not None:
                 self.networks[component.name] = chosen
                 updated = {id(parameter) for group in chosen.param_groups for parameter in group["params"]}
                 network = [parameter for parameter in network if id(parameter) not in updated]
         if network:
-            self.networks["network"] = adamw(network, self._lrs[1], config.network_weight_decay)
-        for name in groups:
-            if name == "grid" or name == "network" or name in self.networks:
-                raise ValueError(f"groups must not have the name of the field's own optimizers, got {name!r}")
+            self.networks["network"] = EagerAdamW(network, lr=network_lr, weight_decay=decay, **options)
+        taken = [name for name in groups if name in {"grid", "network", *self.networks}]
+        if taken:
+            raise ValueError(f"groups must not have the name of the field's own optimizers, got {taken[0]!r}")
         self.others = {
-            name: adamw(list(parameters), lr, 0.0)
-            for (name, (parameters, _)), lr in zip(groups.items(), self._lrs[2:], strict=True)
+            name: EagerAdamW(list(parameters), lr=lr, weight_decay=0.0, **options)
+            for (name, (parameters, _)), lr in zip(groups.items(), other_lrs, strict=True)
         }
+        self._small: dict[str, torch.optim.Optimizer] = {**self.networks, **self.others}
         # The other optimizers' small kernels run on a stream of their own, beside the grids' few large ones.
         self._side_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -147,11 +134,9 @@ class Optimizers:
         With several processes, grids and moments are divided among them until :meth:`gather`.
         """
         grid, divides = self._model.grid, processes.count() > 1
-        if self.division is not None and (self._copies == torch.float32 or self.division.materialized):
-            self.gather()
+        self.gather(grid.levels[grid.active :])  # levels that are no longer read
         previous, self.division = self.division, None
         if previous is not None:
-            previous.gather_some(grid.levels[grid.active :])  # levels that are no longer read
             previous.free()
         grid.enable_copies(self._copies, allocate_gradients=not divides)
         self.attached += 1
@@ -159,12 +144,11 @@ class Optimizers:
         if working is None or self.grid is None:
             return
         if divides:
-            listed, occupied = [self._is_listed(level) for level in working.grids], self._model.occupancy.occupied
             self.division = DividedGrids(
                 working,
                 self.grid,
-                listed,
-                occupied,
+                [self._is_listed(level) for level in working.grids],
+                self._model.occupancy.occupied,
                 samples=self._samples,
                 halo=self._smooths,
                 previous=previous,
@@ -175,18 +159,13 @@ class Optimizers:
         self.restrict()
 
     def gather(self, grids: Sequence[nn.Parameter] | None = None) -> None:
-        """Makes grids and moments whole in each process until :meth:`attach`; a collective call.
+        """Makes grids and moments that are divided over processes whole until :meth:`attach`; a collective call.
 
-        Args:
-            grids: Those that will be changed; None for all.
+        To be called before any change of grids. Without a list of those that will be changed, all become whole; others
+        may read as NaN until :meth:`attach`.
         """
-        if self.division is None:
-            return
-        if grids is not None and self._copies != torch.float32 and not self.division.materialized:
-            self.division.gather_some(grids)
-            return
-        self.division.gather()
-        self.division = None
+        if self.division is not None and self.division.gather(grids):
+            self.division = None
 
     def local_shards(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         """Returns the parameters, sharded ones replaced by the shard of this process."""
@@ -216,21 +195,16 @@ class Optimizers:
         return self.attached if self.division is None else self.attached + self.division.layout
 
     def restrict(self) -> None:
-        """Updates the active tiles, so that only vertices that samples in occupied cells can read are updated.
-
-        Call after a change of the occupied cells.
-        """
+        """Updates the active tiles, so that only vertices that samples in occupied cells can read are updated."""
         if self.division is not None:
             self.division.restrict(self._model.occupancy.occupied)
             return
-        for adam, parameter in self._active_levels():
-            if self._is_listed(parameter):
+        for adam, level in self._active_levels():
+            listed = self._is_listed(level)
+            if listed and level.grad is not None:
                 # Total variation also adds gradients outside the tiles; later steps must not use them.
-                if parameter.grad is not None:
-                    parameter.grad.zero_()
-                adam.set_active(parameter, self._model.occupancy.occupied)
-            else:
-                adam.set_active(parameter, None)
+                level.grad.zero_()
+            adam.set_active(level, self._model.occupancy.occupied if listed else None)
 
     def _is_listed(self, parameter: nn.Parameter) -> bool:
         """Returns whether only the active tiles of a level are updated.
@@ -246,15 +220,13 @@ class Optimizers:
 
     def rates(self) -> dict[str, float]:
         """Returns the current learning rates by name; synchronises with the device."""
-        return {"network" if name in self.networks else name: float(lr) for name, _, lr in self._all()}
+        names = {"grid": self.grid is not None, "network": bool(self.networks), **dict.fromkeys(self.others, True)}
+        return {name: rate for (name, used), rate in zip(names.items(), self._decayed.tolist(), strict=True) if used}
 
     def add_total_variation(self, weight: float) -> None:
-        """Adds the gradient of the squared differences between neighbouring vertices, in every active dense level.
+        """Adds the gradient of the weighted squared differences between neighbouring vertices of active dense levels.
 
         Of large levels, only the vertices that are updated get one.
-
-        Args:
-            weight: Factor on the sum of these squares.
         """
         if self.division is not None:
             self.division.add_total_variation(weight)
@@ -277,8 +249,7 @@ class Optimizers:
         if self.division is None and arrive is not None:
             arrive()
             arrive = None
-        side = self._side_stream
-        small = [optimizer for name, optimizer, _ in self._all() if name != "grid"]
+        side, small = self._side_stream, self._small.values()
         if side is not None:
             side.wait_stream(torch.cuda.current_stream(side.device))
         # Before the small steps, so that without a side stream the sums arrive while divided grids are updated.
@@ -300,13 +271,6 @@ class Optimizers:
         for optimizer in small:
             optimizer.zero_grad(set_to_none=True)
 
-    def _all(self) -> list[tuple[str, torch.optim.Optimizer, Tensor]]:
-        """Returns the existing optimizers with their names and learning rates."""
-        grid, network, *others = self._lrs
-        own: list[tuple[str, torch.optim.Optimizer, Tensor]] = [] if self.grid is None else [("grid", self.grid, grid)]
-        own += [(name, optimizer, network) for name, optimizer in self.networks.items()]
-        return [*own, *zip(self.others, self.others.values(), others, strict=True)]
-
     def _is_sparse(self, parameter: torch.nn.Parameter) -> bool:
         return any(parameter is grid.features for grid in self._sparse)
 
@@ -316,16 +280,22 @@ class Optimizers:
             for level in self._model.grid.levels[: self._model.grid.active]:
                 yield self.grid, level
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state for a checkpoint."""
-        return dict.fromkeys(("grid", "network")) | {name: optimizer.state_dict() for name, optimizer, _ in self._all()}
+    def state_dict(self, divided: Mapping[nn.Parameter, Any] | None = None) -> dict[str, Any]:
+        """Returns the state for a checkpoint, with packed moments of divided grids (:meth:`DividedGrids.packed`)."""
+        states: dict[str, Any] = dict.fromkeys(("grid", "network"))
+        if self.grid is not None:
+            self.grid.state.update(divided or {})
+            states["grid"] = self.grid.state_dict()
+            for grid in divided or {}:
+                del self.grid.state[grid]
+        return states | {name: optimizer.state_dict() for name, optimizer in self._small.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Loads moments and step counts from a checkpoint; rates and constants stay as configured."""
-        for name, optimizer, lr in self._all():
+        for name, optimizer in {"grid": self.grid, **self._small}.items():
             # A component without a state may not have existed when the checkpoint was written.
-            if state.get(name) is not None:
-                load_moments(optimizer, state[name]["state"], [lr] * len(optimizer.param_groups))
+            if optimizer is not None and state.get(name) is not None:
+                load_moments(optimizer, state[name]["state"])
 
 
 def _grid_groups(model: Model, view_lr_factor: float) -> list[dict[str, Any]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +18,8 @@ from voxelfield.components.refinement import CameraRefinement, RefinedCameras
 from voxelfield.components.tones import CameraTones
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
-from voxelfield.evaluation.evaluation import Evaluation
+from voxelfield.evaluation.evaluation import Evaluation, evenly_spaced
+from voxelfield.evaluation.metrics import psnr
 from voxelfield.foundation.errors import shown
 from voxelfield.interrupt import Interrupt
 from voxelfield.models.batch import Batch
@@ -25,7 +28,9 @@ from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.pixel_sampler import Images
 from voxelfield.models.training import MemoryEstimate
 from voxelfield.rendering.march import Sampler, visible_samples
+from voxelfield.rendering.pixels import composite_background
 from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.rendering.view_pictures import comparison_panel
 from voxelfield.run_directory import RunDirectoryLock
 from voxelfield.settings import CameraConfig, OptimizerConfig, RunConfig, TrainerConfig
 from voxelfield.settings.resolve import resolve_arguments
@@ -33,10 +38,11 @@ from voxelfield.trained.trained_model import TrainedModel, untrained_model
 from voxelfield.training.checkpoints import Checkpoints
 from voxelfield.training.logs import FailsafeLogger, NullLogger, Progress, RunLogger
 from voxelfield.training.memory import check_memory, estimate_memory, explain_shortage, place_of_images
-from voxelfield.training.recording import collect_metrics, log_preview, log_stage
 from voxelfield.training.state import TrainingState
 from voxelfield.warps.choice import WarpConfig
 from voxelfield.warps.warp import Warp
+
+_logger = logging.getLogger(__name__)
 
 Hook = Callable[["Session"], None]
 """A function that a session calls with itself as the argument."""
@@ -251,7 +257,8 @@ class Session:
         ):
             with contextlib.suppress(GeneratorExit):
                 while self.step < config.steps and not interrupt.requested_by_any(self.step, self.device):
-                    rays = state.training_step.counted_rays
+                    # With a limited capacity, only the device knows how many rays fit.
+                    rays = state.training_step.rays if state.training_step.capacity is None else 0
                     batch = self._advance()
                     progress.update(self.step, psnr=state.training_step.psnr, rays=rays)
                     self._record_if_due()
@@ -273,7 +280,11 @@ class Session:
     def _advance(self) -> Batch:
         """Takes one step."""
         if self._state.prepare_step():
-            log_stage(self.model, self.records, self.step)
+            grid = self.model.grid
+            _logger.info("step %d: grid %d x %d x %d over %s", self.step, *grid.resolution, grid.aabb.tolist())
+            vertices = sum(level[..., 0].numel() for level in grid.levels[: grid.active])
+            values = {"stage/resolution": self.model.resolution, "stage/vertices": vertices}
+            self.records.scalars(self.step, values)
             self._on_stage(self)
         batch = self._state.take_step()
         self._on_step(self)
@@ -310,9 +321,18 @@ class Session:
     def preview(self) -> None:
         """Logs render | truth | error | depth for fixed test views, and their PSNR; no-op without a test split."""
         split = self.scene.splits.get("test")
-        if split is not None and processes.is_first():
-            split = split if self.cameras is None else self.cameras.follow_split(split)
-            log_preview(self.model, split, self.records, self.step, self.config.trainer.preview_views)
+        if split is None or not processes.is_first():
+            return
+        split = split if self.cameras is None else self.cameras.follow_split(split)
+        renderer, background, scores = self.model.renderer(few=True), self.model.background, []
+        for index in evenly_spaced(self.config.trainer.preview_views, len(split)):
+            view = renderer.view(split.cameras, index)
+            truth = composite_background(split.image(index).to(view.rgb.device), background)
+            scores.append(float(psnr(view.rgb.clamp(0, 1), truth, split.mask(index, truth.device))))
+            self.records.images(self.step, f"test/{split.names[index]}", comparison_panel(view, truth))
+        mean = math.fsum(scores) / len(scores)
+        self.records.scalars(self.step, {"test/psnr": mean})
+        _logger.info("step %d: PSNR %.2f dB over %d test views", self.step, mean, len(scores))
 
     def evaluate(
         self, split: str = "test", *, views: int | None = None, images: Path | str | None = None, progress: bool = True
@@ -383,7 +403,7 @@ class Session:
         if self.step % config.log_every == 0 or self.step == config.steps:
             self._state.clock.read()
             with self._checkpoints.saved_unless_finite(self._state):
-                self.records.scalars(self.step, collect_metrics(self._state, config))
+                self.records.scalars(self.step, self._state.collect_metrics())
 
 
 def _check_types(losses: Mapping[str, Loss], components: Sequence[Component], sampler: Sampler, output: object) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,9 @@ import torch
 from voxelfield import processes
 from voxelfield.components.registry import Training, build_components, recorded
 from voxelfield.datasets.scene import Scene
+from voxelfield.devices import peak_bytes
 from voxelfield.distributed.reduction import divided_density
+from voxelfield.evaluation.metrics import mse_to_psnr
 from voxelfield.grids.working_copies import copies_dtype
 from voxelfield.models.batch import Batch
 from voxelfield.models.component import Component, Loss, LossTerms
@@ -21,31 +23,27 @@ from voxelfield.models.pixel_sampler import Images, PixelSampler
 from voxelfield.models.settings import reached_resolution
 from voxelfield.models.training import TrainingSetup
 from voxelfield.rendering.march import Sampler
-from voxelfield.settings import RunConfig
+from voxelfield.settings import RunConfig, TrainerConfig
 from voxelfield.trained.checkpoint_file import ADDED
 from voxelfield.trained.trained_model import untrained_model
 from voxelfield.training.execution import Clock, GraphedCall
 from voxelfield.training.optimizer import Optimizers
 from voxelfield.training.step import TrainingStep
 
-_OF_SESSION = ("step", "train_seconds", "rays", "untrained_error", "diverged", "optimizer", "data", "config")
-ENTRIES = (*_OF_SESSION, "model", "rng", "cuda_rng")
+logger = logging.getLogger(__name__)
+
+ENTRIES = (
+    *("step", "train_seconds", "rays", "untrained_error", "diverged", "optimizer", "data", "config"),
+    *("model", "rng", "cuda_rng"),
+)
 """Entries of every checkpoint. Others are states of components."""
 
 
 class TrainingState:
     """A model with everything that trains it; it takes steps, and can be saved and restored.
 
-    In processes that train together, all methods are collective calls.
-
-    Args:
-        config: All settings of the run.
-        scene: Images and cameras.
-        device: Device of the training.
-        images: Where the training images are.
-        components: Components that follow the configured ones.
-        losses: Loss terms that are added to the model's, by name.
-        sampler: Places samples on the rays of training.
+    In processes that train together, all methods are collective calls. The last three arguments are those of
+    :class:`voxelfield.Session`.
 
     Attributes:
         model: The model.
@@ -163,33 +161,76 @@ class TrainingState:
         local = self.optimizers.local_shards(self.model.parameters())
         return not processes.any_of(not all(bool(parameter.detach().sum().isfinite()) for parameter in local))
 
-    @contextlib.contextmanager
-    def entries(self) -> Iterator[dict[str, Any]]:
-        """For a block, gives process 0 the :data:`ENTRIES` of a checkpoint, except ``data``, and nothing to others."""
+    def collect_metrics(self) -> dict[str, float]:
+        """Returns the metrics of the steps since the last call, by tag; synchronises with the device.
+
+        Raises:
+            FloatingPointError: The loss or the field is not finite.
+            EmptyFieldError: No cell is occupied.
+        """
+        since_last, totals = self.clock.lap(), self.training_step.totals.read()
+        taken = totals["steps"] - totals.get("skipped", 0)
+        losses = {
+            name: total / taken if taken else math.nan for name, total in totals.items() if name.startswith("loss/")
+        }
+        # Where the field is NaN, no sample is visible, so the loss of the remaining samples may be finite.
+        if not self.is_finite() or not all(math.isfinite(value) for value in losses.values()):
+            raise FloatingPointError(
+                f"step {self.steps}: the loss or the field was not finite since the last record, now {losses}; lower "
+                "optimizer.grid_lr or optimizer.network_lr, or trainer.loss_scale where gradients are float16, or set "
+                "trainer.not_finite=skip"
+            )
+        self._note_divergence(losses["loss/photometric"])
+        values = losses | {"train/psnr": float(mse_to_psnr(torch.tensor(losses["loss/photometric"])))}
+        values |= rates_of_steps(totals, self.config.trainer, since_last)
+        values["train/occupancy"] = self.model.occupied_fraction(self.steps)
+        values["train/seconds"] = self.clock.seconds
+        for component in (self.model, *self.components):
+            values |= component.scalars()
+        values |= {f"lr/{name}": rate for name, rate in self.optimizers.rates().items()}
+        if self.device.type == "cuda":
+            values["gpu/allocated_GiB"] = torch.cuda.memory_allocated(self.device) / 2**30
+            values["gpu/peak_GiB"] = peak_bytes(self.device) / 2**30
+        return values
+
+    def _note_divergence(self, loss: float) -> None:
+        """Compares the mean squared error of pixels since the last record with the error of the first step.
+
+        A field may become worse in its very first steps. After that, a field that learns at all is better, and batches
+        of pixels differ by less than 1.8 dB; a field with far too high learning rates is worse by 3 dB and more, and
+        stays so.
+        """
+        before, untrained = self.diverged, float(self.untrained_error)
+        self.diverged = self.steps >= 20 and loss > 1.5 * untrained
+        if self.diverged and not before:
+            logger.warning(
+                "step %d: training diverges, with training pixels at %.1f dB after %.1f dB before the first step; "
+                "lower trainer.rates.grid and trainer.rates.network",
+                *(self.steps, -10 * math.log10(loss), -10 * math.log10(max(untrained, 1e-10))),
+            )
+
+    def entries(self) -> dict[str, Any]:
+        """Returns the :data:`ENTRIES` of a checkpoint, except ``data``, to process 0, and nothing to others."""
         states = {component.name: component.state_dict() for component in self.components}
         division = self.optimizers.division
-        with contextlib.ExitStack() as stack:
-            masters = {} if division is None else stack.enter_context(division.packed())
-            if not processes.is_first():
-                yield {}
-                return
-            entries: dict[str, Any] = {
-                **{name: state for name, state in states.items() if state},
-                "step": self.steps,
-                "train_seconds": self.clock.seconds,
-                "rays": self.training_step.rays,
-                "untrained_error": self.untrained_error,
-                "diverged": self.diverged,
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizers.state_dict(),
-                "rng": torch.get_rng_state(),
-                "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
-                "config": recorded(self.config),
-            }
-            for name, parameter in self.model.named_parameters():
-                if parameter in masters:
-                    entries["model"][name] = masters[parameter]
-            yield entries
+        masters, moments = ({}, {}) if division is None else division.packed()
+        if not processes.is_first():
+            return {}
+        model = self.model.state_dict()
+        model |= {name: masters[given] for name, given in self.model.named_parameters() if given in masters}
+        return {
+            **{name: state for name, state in states.items() if state},
+            "step": self.steps,
+            "train_seconds": self.clock.seconds,
+            "rays": self.training_step.rays,
+            "untrained_error": self.untrained_error,
+            "diverged": self.diverged,
+            "model": model,
+            "optimizer": self.optimizers.state_dict(moments),
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "config": recorded(self.config),
+        }
 
     def load(self, checkpoint: Mapping[str, Any]) -> None:
         """Loads the entries of a checkpoint that fits; the grid adopts the saved resolution and box."""
@@ -210,6 +251,29 @@ class TrainingState:
         torch.set_rng_state(checkpoint["rng"].cpu())
         if self.device.type == "cuda" and checkpoint["cuda_rng"] is not None:
             torch.cuda.set_rng_state(checkpoint["cuda_rng"].cpu(), self.device)
+
+
+def rates_of_steps(totals: Mapping[str, float], config: TrainerConfig, seconds: float) -> dict[str, float]:
+    """Returns the numbers of rays and samples of some steps, from their totals and their duration.
+
+    Raises ValueError if no pixel's samples fitted in the capacity.
+    """
+    steps, rays = totals["steps"], totals["rays"]
+    if rays < steps * config.supersampling**2:
+        names, room = "trainer.visible_samples", str(config.visible_samples)
+        if "candidates" in totals:
+            names, room = f"trainer.candidate_samples and {names}", f"{config.candidate_samples} and {room}"
+        raise ValueError(f"{names} must have room for one pixel's samples, got {room}: raise it")
+    values = {
+        "train/rays_per_step": rays / steps,
+        "train/samples_per_ray": totals["samples"] / rays,
+        "train/rays_per_second": rays / seconds,
+    }
+    if "skipped" in totals:
+        values["train/skipped_steps"] = totals["skipped"]
+    if "candidates" in totals:
+        values["train/candidates_per_ray"] = totals["candidates"] / rays
+    return values
 
 
 def _check_names(components: Sequence[Component]) -> None:

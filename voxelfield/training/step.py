@@ -12,7 +12,7 @@ from voxelfield import processes
 from voxelfield.distributed.reduction import SharedSampler, sum_gradients_later
 from voxelfield.evaluation.metrics import mse_to_psnr
 from voxelfield.foundation.optimizers import exponential_decay
-from voxelfield.models.batch import Batch, Outputs
+from voxelfield.models.batch import Batch
 from voxelfield.models.component import Component
 from voxelfield.models.model import Model
 from voxelfield.models.pixel_sampler import PixelSampler
@@ -75,15 +75,8 @@ class TrainingStep:
     and updates all parameters. Processes that train together take steps together, each with a part of the batch.
 
     On CUDA a fixed number of rays is drawn in each step, and as many of them are used as fit in
-    ``config.visible_samples`` visible samples; on the CPU the number of rays is adapted to the samples instead.
-
-    Args:
-        model: Renders the batches.
-        pixels: The training images.
-        optimizers: The optimizers of the field and of the components' parameter groups.
-        config: Settings of the training loop.
-        components: All that joins the steps, in this order, the model included.
-        sampler: Places samples on rays, as :func:`voxelfield.rendering.render.render` takes it.
+    ``config.visible_samples`` visible samples; on the CPU the number of rays is adapted to the samples instead. The
+    components, of which the model is one, join a step in the given order.
 
     Attributes:
         batch: The batch of the last step, from the first one on. On CUDA, the next step overwrites it.
@@ -120,11 +113,8 @@ class TrainingStep:
             # Kernels of one size in all processes, which exchange samples and draw random numbers in a captured graph.
             self.capacity = Capacity(config.candidate_samples // shared_by, config.visible_samples // shared_by)
             self.rays = config.max_rays
-        self._model = model
-        self._pixels = pixels
-        self._optimizers = optimizers
-        self._config = config
-        self._components = components
+        self._model, self._pixels, self._components = model, pixels, components
+        self._optimizers, self._config = optimizers, config
         self._reads_gradients = any(
             getattr(component.after_backward, "__func__", None) is not Component.after_backward
             for component in components
@@ -142,7 +132,15 @@ class TrainingStep:
         rates = config.rates
         self._optimizers.scale(exponential_decay(self.number, config.steps, rates.final_factor, rates.cooldown))
         batch = self.batch = self._draw()
-        outputs = self._render(batch, settings)
+        outputs = self._model.render_batch(
+            batch,
+            self._components,
+            settings,
+            pixel_averaging=config.pixel_averaging,
+            capacity=self.capacity,
+            distortion=config.loss.distortion > 0,
+            sampler=self._shared_sampler or self._sampler,
+        )
         terms: dict[str, Tensor] = {}
         for component in self._components:
             terms.update(component.losses(outputs, batch))
@@ -182,8 +180,7 @@ class TrainingStep:
         self.totals.add(counts)
         if self.capacity is None:
             # As space empties, rays have fewer samples, so more rays fit in the same number of samples.
-            samples = len(rendering.samples.positions)
-            samples = sum(processes.gather_counts(samples)) if self._shared else samples
+            samples = sum(processes.gather_counts(len(rendering.samples.positions)))
             wanted = self.rays * config.visible_samples / max(samples, 1)
             self.rays = int(min(config.max_rays, max(self.rays * 0.8, min(self.rays * 1.25, wanted)) + 1))
         if self._shared and self.device.type != "cuda":
@@ -200,18 +197,6 @@ class TrainingStep:
         batch = self._pixels.batch(count, self._model.field.aabb, config.background, cameras, shared=self._shared)
         batch.rays = self._model.rays_of(batch)
         return batch
-
-    def _render(self, batch: Batch, settings: RenderSettings) -> Outputs:
-        config = self._config
-        return self._model.render_batch(
-            batch,
-            self._components,
-            settings,
-            pixel_averaging=config.pixel_averaging,
-            capacity=self.capacity,
-            distortion=config.loss.distortion > 0,
-            sampler=self._shared_sampler or self._sampler,
-        )
 
     def _drop_unless_finite(self, terms: dict[str, Tensor], parameters: Sequence[nn.Parameter]) -> dict[str, Tensor]:
         """Counts a step as skipped and zeroes its gradients and losses if any of them is not finite.
@@ -230,11 +215,6 @@ class TrainingStep:
             self._optimizers.division.discard(~finite)
         self.totals.add({"skipped": (~finite).to(torch.int64) * self._one})
         return {name: torch.where(finite, term, 0.0) for name, term in terms.items()}
-
-    @property
-    def counted_rays(self) -> int:
-        """The number of rays of the next step; 0 on CUDA, where only the device knows how many of them fit."""
-        return self.rays if self.capacity is None else 0
 
     def psnr(self) -> float:
         """Returns the PSNR of the last step's pixels, dB; synchronises with the device."""
