@@ -95,7 +95,7 @@ UNUSABLE = {
     "misread": ('bright: int = key("optimizer.nope")', "must read a key that exists, got optimizer.nope"),
     "untyped": ('bright: "Nowhere" = key("trainer.bright", 3)', "NameError: name 'Nowhere' is not defined"),
     "negative": ('bright: NotNegative = key("trainer.bright", -3.0)', "trainer.bright must be at least 0, got -3.0"),
-    "second": (f"{KEY}\n\n\nclass OtherSettings(BrightSettings):\n    pass", "a key and a name of its own"),
+    "second": (f"{KEY}\n\n\nclass OtherSettings(BrightSettings):\n    pass", "must have a key of its own"),
 }
 
 BACKGROUND = """
@@ -279,7 +279,7 @@ def test_a_package_that_cannot_be_used_harms_no_other_run(tmp_path: Path) -> Non
     install_component(tmp_path, "late", "late:BrightSettings", HEAD + late)
     done = run("train.py", "trainer.steps=-1", package=tmp_path)
     assert "component broken is not available, because there_is_no_such_module cannot be used" in done.stderr
-    assert "BrightSettings must have a key and a name of its own, got trainer.loss.robust" in done.stderr
+    assert "BrightSettings must have a key of its own, got trainer.loss.robust" in done.stderr
     assert "trainer.steps must be at least 1, got -1" in done.stderr
     done = run("train.py", *QUICK, "trainer.loss.bright=1", package=tmp_path)
     assert "BrightSettings.after must name components, average, bright" in done.stderr

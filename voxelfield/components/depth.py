@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,11 +13,9 @@ from voxelfield import ops
 from voxelfield.components.refinement import CameraRefinement
 from voxelfield.components.registry import ComponentSettings, Training, key
 from voxelfield.config import NotNegative
-from voxelfield.datasets.scene import Split
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.component import Component
-from voxelfield.models.model import Model
-from voxelfield.models.pixel_sampler import PixelSampler, pixels_that_count
+from voxelfield.models.pixel_sampler import pixels_that_count
 from voxelfield.ops.ray_sums import spread
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.warps.warp import Warp
@@ -45,9 +43,7 @@ class DepthSettings(ComponentSettings):
 
     def build(self, training: Training) -> Iterable[Component]:
         """Returns the component."""
-        refinement, pixels = training.component(CameraRefinement), training.pixels
-        cameras = refinement.refined if refinement is not None else lambda: pixels.cameras
-        return [DepthSupervision(pixels, training.scene.train, self.depth, training.model, cameras)]
+        return [DepthSupervision(self.depth, training)]
 
 
 class DepthSupervision(Component):
@@ -56,12 +52,9 @@ class DepthSupervision(Component):
     Where few pixels have a depth, as with sparse points, these are drawn more often.
 
     Args:
-        pixels: The training images; their batches carry ``"depth"``, and may carry ``"depth_weight"``
-            (:attr:`voxelfield.datasets.scene.Split.extras`).
-        split: The split of these images.
         weight: Weight of the term.
-        model: The model, in whose warp samples are.
-        cameras: Returns the cameras of all images as they are at present, without gradient.
+        training: The training, whose batches carry ``"depth"``, and may carry ``"depth_weight"``
+            (:attr:`voxelfield.datasets.scene.Split.extras`).
 
     Raises:
         ValueError: The images have no depths, or not one for each pixel, or masks exclude all pixels that have one; or
@@ -70,14 +63,8 @@ class DepthSupervision(Component):
 
     name = "depth"
 
-    def __init__(
-        self,
-        pixels: PixelSampler,
-        split: Split,
-        weight: float,
-        model: Model,
-        cameras: Callable[[], Cameras],
-    ) -> None:
+    def __init__(self, weight: float, training: Training) -> None:
+        split, pixels, refinement = training.scene.train, training.pixels, training.component(CameraRefinement)
         if "depth" not in split.extras:
             raise ValueError(
                 f"trainer.loss.depth must be 0 for training images without depths, got {weight:g}: "
@@ -88,7 +75,8 @@ class DepthSupervision(Component):
                 "trainer.loss.depth must be 0 for equirectangular images, which have no depths along one axis, and for "
                 f"those of a rolling shutter, got {weight:g}"
             )
-        self._weight, self._model, self._cameras = weight, model, cameras
+        self._weight, self._model = weight, training.model
+        self._cameras = (lambda: pixels.cameras) if refinement is None else refinement.refined
         self._is_weighted = "depth_weight" in split.extras
         known, size = split.extras["depth"] > 0, (split.cameras.height, split.cameras.width)
         if known.shape[1:] != size:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -41,19 +41,29 @@ class ExposureSettings(ComponentSettings):
 
     def build(self, training: Training) -> Iterable[Component]:
         """Returns the component."""
-        exposure, field = AffineExposure(len(training.scene.train)).to(training.model.device), training.model.field
-        captured = environment_of(field) is not None
-        return [ColorCorrection(exposure, self.exposure_lr, self.penalty, environment=captured)]
+        return [AffineExposure(len(training.scene.train)).learned(training, self.exposure_lr, self.penalty)]
 
 
-class Correction(nn.Module):
-    """Maps the field's colours to the colours of photographs; :class:`ColorCorrection` learns it.
+class Correction(nn.Module, Component):  # type: ignore[misc]
+    """Maps the field's colours to the colours of photographs, and is learned along with the field.
+
+    Several join a step in the order in which light passes them.
 
     Attributes:
         name: Key of its state in checkpoints, and name of its penalty among the loss terms.
+        environment: Whether the background of the field was captured too
+            (:class:`voxelfield.components.environment.EnvironmentBackground`), so that the correction applies to it.
     """
 
-    name: ClassVar[str]
+    environment = False
+    _lr, _weight = 0.0, 0.0
+    _behind: Tensor | None = None
+
+    def learned(self, training: Training, lr: float, weight: float) -> Correction:
+        """Returns the correction on the device of a training, with its learning rate and the weight of its penalty."""
+        self.environment = environment_of(training.model.field) is not None
+        self._lr, self._weight = lr, weight
+        return self.to(training.model.device)
 
     def photographed(self, rgb: Tensor, opacity: Tensor, batch: Batch) -> Tensor:
         """Returns the colours (R, 3) of a batch's rays, of opacities (R,), as they appear in their images."""
@@ -63,12 +73,36 @@ class Correction(nn.Module):
         """Returns the squared deviation of the corrections from the identity, ()."""
         raise NotImplementedError
 
-    def scalars(self) -> dict[str, float]:
-        """Returns values for the log, by tag."""
-        return {}
+    def prepare(self, batch: Batch) -> None:
+        """Applies the correction to an environment."""
+        if self.environment:
+            behind = batch.background
+            self._behind = behind.detach()
+            batch.background = self.photographed(behind, torch.ones_like(behind[:, 0]), batch)
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError if a state belongs to other photographs or cameras."""
+    def adjust(self, outputs: Outputs, batch: Batch) -> None:
+        """Applies the correction to the rendering, and moves the truth of the field by as much in the other direction.
+
+        Not every correction has an inverse in closed form. The colours towards which the field must move differ from
+        the true ones by as much as those of the field differ from the corrected ones, which is exact where the
+        corrected ones are right.
+        """
+        rgb, opacity = outputs.rgb, outputs.rendering.opacity
+        outputs.rgb = self.photographed(rgb, opacity, batch)
+        with torch.no_grad():
+            change = rgb - outputs.rgb
+            if self._behind is not None:
+                change = change + (1 - opacity)[:, None] * batch.for_rays(self._behind - batch.background)
+            change = change.view(len(batch.rgba), batch.rays_per_pixel, 3).mean(dim=1)
+            outputs.field_truth = (outputs.field_truth + change).clamp(0, 1)
+
+    def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
+        """Returns the penalty."""
+        return {self.name: self._weight * self.penalty()} if self._weight > 0 else {}
+
+    def param_groups(self) -> Mapping[str, tuple[Sequence[nn.Parameter], float]]:
+        """Returns the parameters of the correction."""
+        return {self.name: (list(self.parameters()), self._lr)}
 
 
 class AffineExposure(Correction):
@@ -125,7 +159,7 @@ class AffineExposure(Correction):
         return (gain * rgb.view(rays) + offset * opacity.view(rays)).view(rgb.shape)
 
     def photographed(self, rgb: Tensor, opacity: Tensor, batch: Batch) -> Tensor:
-        """Returns the colours (R, 3) of a batch's rays as they appear in their images."""
+        """Returns the colours of a batch's rays as they appear in their images."""
         return self(rgb, opacity, batch.images)
 
     @torch.no_grad()
@@ -158,70 +192,3 @@ class AffineExposure(Correction):
 
     def _centred(self) -> tuple[Tensor, Tensor]:
         return self.log_gain - self.log_gain.mean(dim=0), self.offset - self.offset.mean(dim=0)
-
-
-class ColorCorrection(Component):
-    """Learns a :class:`Correction` along with the field.
-
-    Several join a step in the order in which light passes them.
-
-    Args:
-        correction: The correction, on the device.
-        lr: Its learning rate, for training.
-        weight: Weight of its penalty; 0 for none.
-        environment: Whether the background of the field was captured too
-            (:class:`voxelfield.components.environment.EnvironmentBackground`), so that the correction applies to it.
-
-    Attributes:
-        learned: The correction.
-    """
-
-    learned: Correction
-
-    def __init__(
-        self, correction: Correction, lr: float = 0.0, weight: float = 0.0, *, environment: bool = False
-    ) -> None:
-        self.name = correction.name
-        self.learned, self._lr, self._weight = correction, lr, weight
-        self._environment = environment
-        self._behind: Tensor | None = None
-
-    def prepare(self, batch: Batch) -> None:
-        """Applies the correction to an environment."""
-        if self._environment:
-            behind = batch.background
-            self._behind = behind.detach()
-            batch.background = self.learned.photographed(behind, torch.ones_like(behind[:, 0]), batch)
-
-    def adjust(self, outputs: Outputs, batch: Batch) -> None:
-        """Applies the correction to the rendering, and moves the truth of the field by as much in the other direction.
-
-        Not every correction has an inverse in closed form. The colours towards which the field must move differ from
-        the true ones by as much as those of the field differ from the corrected ones, which is exact where the
-        corrected ones are right.
-        """
-        rgb, opacity = outputs.rgb, outputs.rendering.opacity
-        outputs.rgb = self.learned.photographed(rgb, opacity, batch)
-        with torch.no_grad():
-            change = rgb - outputs.rgb
-            if self._behind is not None:
-                change = change + (1 - opacity)[:, None] * batch.for_rays(self._behind - batch.background)
-            change = change.view(len(batch.rgba), batch.rays_per_pixel, 3).mean(dim=1)
-            outputs.field_truth = (outputs.field_truth + change).clamp(0, 1)
-
-    def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
-        """Returns the penalty."""
-        return {self.name: self._weight * self.learned.penalty()} if self._weight > 0 else {}
-
-    def param_groups(self) -> Mapping[str, tuple[Sequence[nn.Parameter], float]]:
-        """Returns the parameters of the correction."""
-        return {self.name: (list(self.learned.parameters()), self._lr)}
-
-    @torch.no_grad()
-    def scalars(self) -> dict[str, float]:
-        """Returns the correction's values for the log."""
-        return self.learned.scalars()
-
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError if a state belongs to other photographs or cameras."""
-        self.learned.check_state(state)

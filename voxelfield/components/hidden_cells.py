@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,7 +15,6 @@ from voxelfield.components.registry import ComponentSettings, Training, key
 from voxelfield.config import BelowOne
 from voxelfield.models.component import Component
 from voxelfield.models.model import Model
-from voxelfield.models.settings import StageConfig
 from voxelfield.rendering.visible_cells import pixel_stride, ray_spacing, visible_cells
 
 logger = logging.getLogger(__name__)
@@ -39,16 +39,15 @@ class HiddenCellSettings(ComponentSettings):
     name = "hidden_cells"
     hidden_at: BelowOne = key("trainer.occupancy.hidden_at", 0.5, off=0)
 
-    def step(self, steps: int, start: int, stages: Sequence[StageConfig]) -> int:
-        """Returns the step, in a training of a number of steps whose cells are updated from ``start`` on."""
+    def step(self, trainer: Any) -> int:
+        """Returns the step for these settings of the training loop."""
         # A young level moves matter into cells that are still hidden. A crop, too, makes cells occupied again.
-        last = max(stage.step for stage in stages if stage.step < steps)
-        return max(1, start, 2 * last, min(round(self.hidden_at * steps), steps - 1))
+        last = max(stage.step for stage in trainer.stages if stage.step < trainer.steps)
+        return max(1, trainer.occupancy.start, 2 * last, min(round(self.hidden_at * trainer.steps), trainer.steps - 1))
 
     def build(self, training: Training) -> Iterable[Component]:
         """Returns the component."""
-        trainer = training.config.trainer
-        return [HiddenCells(training.model, self.step(trainer.steps, trainer.occupancy.start, trainer.stages))]
+        return [HiddenCells(training.model, self.step(training.config.trainer))]
 
 
 class HiddenCells(Component):

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from voxelfield.components.exposure import ColorCorrection, Correction
+from voxelfield.components.exposure import Correction
 from voxelfield.components.registry import ComponentSettings, Training, key
 from voxelfield.config import NotNegative
-from voxelfield.fields.environment import environment_of
 from voxelfield.models.batch import Batch, columns_and_rows
 from voxelfield.models.component import Component
 from voxelfield.rendering.cameras import Cameras
@@ -47,15 +46,15 @@ class ToneSettings(ComponentSettings):
 
     def build(self, training: Training) -> Iterable[Component]:
         """Returns the component."""
-        views, model = training.pixels.cameras, training.model
-        known, captured = distinct(views), environment_of(model.field) is not None
+        views = training.pixels.cameras
+        known = distinct(views)
         if self.response and len(known) == 1:
             raise ValueError(
                 "trainer.response must be false for photographs of a single camera, whose response the colours of the "
                 "field contain, got true"
             )
-        tones = CameraTones(known, views, vignetting=self.vignetting, response=self.response).to(model.device)
-        return [ColorCorrection(tones, self.exposure_lr, self.penalty, environment=captured)]
+        tones = CameraTones(known, views, vignetting=self.vignetting, response=self.response)
+        return [tones.learned(training, self.exposure_lr, self.penalty)]
 
 
 class CameraTones(Correction):
@@ -190,6 +189,7 @@ class CameraTones(Correction):
         terms += [] if self.log_slopes is None else [self._centred()]
         return torch.stack([term.square().mean() for term in terms]).sum()
 
+    @torch.no_grad()
     def scalars(self) -> dict[str, float]:
         """Returns the mean factor of the vignetting at half a diagonal from the principal point, if it is learned."""
         return {} if self.falloff is None else {"tones/corner": float(self.falloff.sum(dim=1).exp().mean())}

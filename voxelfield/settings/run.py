@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, TypeAlias
 
-from voxelfield.components.registry import check_settings, mounts, with_foreign
+from voxelfield.components.registry import check_settings, with_components
 from voxelfield.config import Form, Natural, Positive, Range
 from voxelfield.datasets.options import ImageOptions, LoadOptions
 from voxelfield.devices import DEVICES, DEVICES_IN_WORDS
@@ -78,9 +78,8 @@ class LoggerConfig:
     viewer_port: Annotated[int, Range(1, 65535)] = 8080
 
 
-@with_foreign
+@with_components
 @dataclass
-@mounts("")
 class RunConfig:
     """All settings of a run, as composed by ``configs/train.yaml``.
 

@@ -5,27 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from operator import attrgetter
+from typing import Annotated, Literal
 
 import torch
 
-from voxelfield.components.registry import keys_with, mounts, value_at, with_values
+from voxelfield.components.registry import Group, keys_with, with_value
 from voxelfield.config import BelowOne, Count, Natural, NotNegative, Positive, Range, Resolution
 from voxelfield.evaluation.metrics import WINDOW
 from voxelfield.models.settings import LossWeights, OccupancyUpdates, Sampling, StageConfig
 
 # Of the training loop, beside those of components: ``scaling=steps`` reduces them.
 _NUMBERS_OF_STEPS = ("steps", "occupancy.start", "occupancy.every", "preview_every", "checkpoint_every")
-
-
-class _Mounted:
-    """Base class of dataclasses with fields of components, of which a type checker does not know."""
-
-    if TYPE_CHECKING:
-
-        def __init__(self, *arguments: Any, **values: Any) -> None: ...
-
-        def __getattr__(self, name: str) -> Any: ...
 
 
 def default_stages() -> list[StageConfig]:
@@ -70,20 +61,17 @@ class RatesConfig:
 
 
 @dataclass
-@mounts("trainer.loss")
-class LossConfig(LossWeights, _Mounted):
+class LossConfig(LossWeights, Group):
     """Weights of the loss terms, and settings of the components that change them."""
 
 
 @dataclass
-@mounts("trainer.occupancy")
-class OccupancyConfig(OccupancyUpdates, _Mounted):
+class OccupancyConfig(OccupancyUpdates, Group):
     """Skipping of empty space."""
 
 
 @dataclass
-@mounts("camera")
-class CameraConfig(_Mounted):
+class CameraConfig(Group):
     """Refinement of the training cameras; see :class:`voxelfield.components.refinement.CameraRefinement`."""
 
     @property
@@ -93,8 +81,7 @@ class CameraConfig(_Mounted):
 
 
 @dataclass
-@mounts("optimizer")
-class OptimizerConfig(_Mounted):
+class OptimizerConfig(Group):
     """Settings of the optimizers: AdamW, and those of components.
 
     Attributes:
@@ -146,8 +133,7 @@ class EvaluationConfig:
 
 
 @dataclass
-@mounts("trainer")
-class TrainerConfig(_Mounted):
+class TrainerConfig(Group):
     """The training loop.
 
     Attributes:
@@ -290,14 +276,12 @@ class TrainerConfig(_Mounted):
         if self.scaling == "batch":
             return larger
 
-        keys = (*_NUMBERS_OF_STEPS, *keys_with("steps", below="trainer."))
+        for key in (*_NUMBERS_OF_STEPS, *keys_with("steps", below="trainer.")):
+            larger = with_value(larger, key, -(-attrgetter(key)(self) // devices))
+        root = math.sqrt(devices)
         return replace(
-            with_values(larger, {key: -(-value_at(self, key) // devices) for key in keys}),
-            rates=replace(
-                self.rates,
-                grid=self.rates.grid * math.sqrt(devices),
-                network=self.rates.network * math.sqrt(devices),
-            ),
+            larger,
+            rates=replace(self.rates, grid=self.rates.grid * root, network=self.rates.network * root),
             stages=[replace(stage, step=-(-stage.step // devices)) for stage in self.stages],
         )
 

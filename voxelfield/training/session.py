@@ -164,7 +164,7 @@ class Session:
         return self._state.clock.seconds
 
     def component(self, kind: type[Kind]) -> Kind | None:
-        """Returns the component of a class, or what a component learns of that class, or None.
+        """Returns the component of a class, or None.
 
         Args:
             kind: Such as :class:`voxelfield.components.refinement.CameraRefinement`, or
