@@ -46,7 +46,7 @@ from voxelfield.runs.finished import finished_metrics
 from voxelfield.runs.results import Timing, evaluated_split, finish
 from voxelfield.settings import LoggerConfig, RunConfig
 from voxelfield.settings.resolve import AutoTrainer, planned, resolve
-from voxelfield.settings.run import AUTO
+from voxelfield.settings.schema import AUTO
 from voxelfield.trained.checkpoint_file import (
     contents_of,
     load_newest,

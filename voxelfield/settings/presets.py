@@ -15,7 +15,7 @@ from voxelfield.installed import config_folder
 from voxelfield.messages import clipped
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.registry import announced_models, model_names
-from voxelfield.settings.run import RunConfig
+from voxelfield.settings.schema import RunConfig
 
 logger = logging.getLogger(__name__)
 

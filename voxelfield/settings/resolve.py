@@ -25,8 +25,7 @@ from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.registry import model_names
 from voxelfield.rendering.projection import fraction_through_box
 from voxelfield.settings.presets import compose, composition_error, config_name
-from voxelfield.settings.run import RunConfig, SceneConfig
-from voxelfield.settings.trainer import CameraConfig, OptimizerConfig, TrainerConfig
+from voxelfield.settings.schema import CameraConfig, OptimizerConfig, RunConfig, SceneConfig, TrainerConfig
 from voxelfield.warps.choice import WarpConfig
 from voxelfield.warps.warp import Warp
 
