@@ -138,14 +138,17 @@ class ComponentSettings:
         """Returns the fields that turn the component on."""
         return {name: stated for name, stated in keys_of(cls).items() if stated.off is not ...}
 
+    def switched_on(self) -> dict[str, str]:
+        """Returns the keys that turn the component on, with their values; without a switch, its name and ``on``."""
+        if not self.switches():
+            return {self.name: "on"}
+        values = ((stated, getattr(self, name)) for name, stated in self.switches().items())
+        return {stated.path: _shown(value) for stated, value in values if value != stated.off}
+
     @property
     def is_on(self) -> bool:
         """Whether the settings ask for the component; those without a switch are always on."""
-        return self._is_switched_on()
-
-    def _is_switched_on(self) -> bool:
-        switches = self.switches()
-        return not switches or any(getattr(self, name) != stated.off for name, stated in switches.items())
+        return bool(self.switched_on())
 
     def check(self, config: Any, prefix: str = "") -> None:
         """Raises ValueError for settings that would be ignored, or contradict those of the run.
@@ -211,6 +214,11 @@ class ComponentSettings:
 def keys_of(settings: type[ComponentSettings]) -> dict[str, Key]:
     """Returns the keys of settings, by the names of their fields."""
     return {each.name: each.metadata["key"] for each in dataclasses.fields(settings)}  # type: ignore[arg-type]
+
+
+def _mounted(settings: type[ComponentSettings]) -> dict[str, str]:
+    """Returns the paths of the keys that settings declare, by the names of their fields."""
+    return {name: stated.path for name, stated in keys_of(settings).items() if stated.mounted}
 
 
 def keys_with(flag: str, below: str = "") -> list[str]:
@@ -292,24 +300,23 @@ def _check_foreign(kinds: Sequence[type[ComponentSettings]], config: Any) -> Non
         config: All settings of a run, without these.
     """
     names = [kind.name for kind in (*registered(), *kinds)]
-    mounted = [stated.path for kind in kinds for stated in keys_of(kind).values() if stated.mounted]
+    mounted = [path for kind in kinds for path in _mounted(kind).values()]
     for kind in kinds:
         hints, defaults = get_type_hints(kind, include_extras=True), kind()
-        for name, path in ((name, stated.path) for name, stated in keys_of(kind).items() if stated.mounted):
+        for name, path in _mounted(kind).items():
             if not all(part.isidentifier() and not keyword.iskeyword(part) for part in path.split(".")):
                 raise ValueError(f"{kind.__name__} must have keys of identifiers, got {path}")
-            group, last, *below = _place(config, path)
-            if hasattr(group, last) and below:
+            group, first, *below = _place(config, path)
+            if hasattr(group, first) and below:
                 above = path.removesuffix("." + ".".join(below))
                 raise ValueError(f"{kind.__name__} must not have keys below {above}, got {path}")
-            if hasattr(group, last) or sum(f"{other}.".startswith(f"{path}.") for other in mounted) > 1:
+            if hasattr(group, first) or sum(f"{other}.".startswith(f"{path}.") for other in mounted) > 1:
                 raise ValueError(f"{kind.__name__} must have a key of its own, got {path}")
             prefix, _, last = path.rpartition(".")
-            single = dataclasses.make_dataclass("_", [(last, hints[name])])
-            parse(single, {last: getattr(defaults, name)}, prefix)
+            parse(dataclasses.make_dataclass("_", [(last, hints[name])]), {last: getattr(defaults, name)}, prefix)
         if names.count(kind.name) > 1:
             raise ValueError(f"{kind.__name__} must have a name of its own, got {kind.name}")
-        for path in (each.path for each in keys_of(kind).values() if not each.mounted and each.path not in mounted):
+        for path in {stated.path for stated in keys_of(kind).values()}.difference(mounted):
             try:
                 attrgetter(path)(config)
             except AttributeError:
@@ -329,17 +336,16 @@ def _add_fields(cls: type, kinds: Iterable[type[ComponentSettings]]) -> None:
     added = defaultdict[type, list[tuple[str, Any, Any]]](list)
     for kind in kinds:
         hints = get_type_hints(kind, include_extras=True)
-        for each in dataclasses.fields(kind):  # type: ignore[arg-type]
-            if not each.metadata["key"].mounted:
-                continue
-            config, *parts = _place(cls(), each.metadata["key"].path)
+        fields = {each.name: each for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        for name, path in _mounted(kind).items():
+            config, *parts = _place(cls(), path)
             group = type(config)
             while len(parts) > 1:
                 group = _with_group(group, parts.pop(0))
-            stated = field(default=each.default, default_factory=each.default_factory)  # type: ignore[call-overload]
-            added[group].append((parts[0], hints[each.name], stated))
-    for group, fields in added.items():
-        _extend(group, fields)
+            stated: Any = field(default=fields[name].default, default_factory=fields[name].default_factory)
+            added[group].append((parts[0], hints[name], stated))
+    for group, stated in added.items():
+        _extend(group, stated)
 
 
 def _with_group(cls: type, name: str) -> type:
@@ -375,7 +381,7 @@ def _answer(settings: ComponentSettings, question: Callable[[], Answer], unused:
     except Exception as error:  # third-party code may raise anything
         if settings.name not in _foreign:
             raise
-        if not settings._is_switched_on():
+        if not settings.switched_on():
             return unused
         if isinstance(error, ValueError):
             raise
@@ -396,9 +402,8 @@ def recorded(config: Any) -> dict[str, Any]:
     values: dict[str, Any] = dataclasses.asdict(config)
     for kind in _foreign.values():
         if not _is_on(kind.of(config)):
-            for stated in keys_of(kind).values():
-                if stated.mounted:
-                    _delete(values, *stated.path.split("."))
+            for path in _mounted(kind).values():
+                _delete(values, *path.split("."))
     return values
 
 
@@ -448,19 +453,9 @@ def check_settings(config: Any, prefix: str = "") -> None:
             if name in present:
                 # One without a switch is always on, so the other one must be off.
                 one, other = (each, present[name]) if each.switches() else (present[name], each)
-                (path, value), (its, its_value) = _switch(one), _switch(other)
-                raise ValueError(
-                    f"{prefix}{path} must be {type(one).in_words(False)[1]} with {prefix}{its}={its_value}, "
-                    f"{reason}, got {value}"
-                )
-
-
-def _switch(settings: ComponentSettings) -> tuple[str, str]:
-    """Returns the key and the value by which a component is on."""
-    for name, stated in settings.switches().items():
-        if getattr(settings, name) != stated.off:
-            return stated.path, _shown(getattr(settings, name))
-    return settings.name, "on"
+                (path, value), (its, its_value) = (next(iter(x.switched_on().items())) for x in (one, other))
+                off = type(one).in_words(False)[1]
+                raise ValueError(f"{prefix}{path} must be {off} with {prefix}{its}={its_value}, {reason}, got {value}")
 
 
 def build_components(training: Training) -> list[Component]:
