@@ -147,12 +147,7 @@ class RefinementSettings(ComponentSettings):
         return replace(trainer, stages=list(stages.values()), occupancy=occupancy)
 
     def kept_steps(self, steps: int, *, forward: bool) -> int:
-        """Returns the number of first steps with the given cameras.
-
-        Args:
-            steps: Number of steps of the training.
-            forward: Whether the field lies in normalised device coordinates.
-        """
+        """Returns the number of first steps with the given cameras; ``forward`` in normalised device coordinates."""
         default = _POSE_FROM_IF_FORWARD if forward else 0.0
         return round((default if self.pose_from is None else self.pose_from) * steps)
 

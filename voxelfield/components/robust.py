@@ -106,10 +106,10 @@ class RobustWeights(Component):
         self._new_counts = torch.zeros(2, self.moves.numel(), dtype=torch.int32, device=device)
         self._errors = torch.zeros(2, len(split), dtype=torch.int64, device=device)
         self._thresholds = torch.full(shape, torch.inf, device=device)
-        own = cell_variances(pixels.images, self.cell)
-        self._contrast = own if len(own) == len(split) else processes.gather_rows(own, processes.row_counts(own))
-        sizes = cell_sizes(split, self.cell).to(device)
-        self._sizes = sizes if len(sizes) == len(split) else processes.gather_rows(sizes, processes.row_counts(sizes))
+        contrast, sizes = cell_variances(pixels.images, self.cell), cell_sizes(split, self.cell).to(device)
+        if len(sizes) < len(split):
+            contrast, sizes = (processes.gather_rows(each, processes.row_counts(each)) for each in (contrast, sizes))
+        self._contrast, self._sizes = contrast, sizes
         self._scale = torch.ones((), device=device)
 
     def before_step(self, step: int) -> None:

@@ -173,10 +173,8 @@ class CameraTones(Correction):
             background: (3,) the colour behind it, which no camera has captured; None if all of it was captured, as with
                 an environment.
         """
-        height, width = view.opacity.shape
-        device = view.rgb.device
-        y, x = torch.meshgrid(torch.arange(height, device=device), torch.arange(width, device=device), indexing="ij")
-        places = torch.stack((x, y), dim=-1).view(-1, 2) + 0.5
+        (height, width), device = view.opacity.shape, view.rgb.device
+        places = columns_and_rows(torch.arange(height * width, device=device), width, height) + 0.5
         opacity = torch.ones_like(view.opacity) if background is None else view.opacity
         behind = 0.0 if background is None else (1 - opacity)[..., None] * background
         views = torch.full_like(places[:, 0], index, dtype=torch.int64)
