@@ -136,15 +136,12 @@ class RefinementSettings(ComponentSettings):
         if not self.stages:
             return replace(trainer, occupancy=occupancy)
         finest = trainer.stages[-1].resolution
-        coarser = [stage for stage in self.stages if stage.resolution < finest]
-        starts = [(stage.start, stage.resolution, stage.crop) for stage in coarser]
-        starts.append((self.finest_from if coarser else 0.0, finest, False))
+        shares = [stage for stage in self.stages if stage.resolution < finest]
+        shares.append(CameraStageConfig(self.finest_from if shares else 0.0, finest))
+        stages = [StageConfig(round(each.start * trainer.steps), each.resolution, each.crop) for each in shares]
         # In a short run several stages may start at the same step; the last one counts.
-        stages = {
-            round(start * trainer.steps): StageConfig(round(start * trainer.steps), resolution, crop)
-            for start, resolution, crop in starts
-        }
-        return replace(trainer, stages=list(stages.values()), occupancy=occupancy)
+        stages = list({stage.step: stage for stage in stages}.values())
+        return replace(trainer, stages=stages, occupancy=occupancy)
 
     def kept_steps(self, steps: int, *, forward: bool) -> int:
         """Returns the number of first steps with the given cameras; ``forward`` in normalised device coordinates."""

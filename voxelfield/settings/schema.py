@@ -26,8 +26,6 @@ AUTO = "auto"
 """Value of ``resume`` that means the run's own directory."""
 
 Corner: TypeAlias = tuple[float, float, float]
-Device: TypeAlias = Annotated[str, Form(DEVICES, DEVICES_IN_WORDS)]
-Devices: TypeAlias = Annotated[str, Form(r"auto|all|[1-9]\d{0,3}", "all or a number from 1")]
 
 # Of the training loop, beside those of components: ``scaling=steps`` reduces them.
 _NUMBERS_OF_STEPS = ("steps", "occupancy.start", "occupancy.every", "preview_every", "checkpoint_every")
@@ -418,8 +416,8 @@ class RunConfig:
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     seed: Annotated[int, Range(-(2**63), 2**64 - 1)] = 0
     deterministic: bool = False
-    device: Device = "auto"
-    devices: Devices | None = None
+    device: Annotated[str, Form(DEVICES, DEVICES_IN_WORDS)] = "auto"
+    devices: Annotated[str, Form(r"auto|all|[1-9]\d{0,3}", "all or a number from 1")] | None = None
     process_timeout: Positive = 600.0
     resume: str | None = None
 
