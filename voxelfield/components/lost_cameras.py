@@ -158,7 +158,7 @@ class LostCameras(Component):
             same = [index] * len(tried.twists)
             masks = None if split.masks is None else split.masks[same]
             repeated = Split(split.images[same], split.cameras[same], tuple(map(str, range(len(same)))), masks)
-            fit_poses(tried, self._model, self._trainer, repeated, _STEPS)
+            fit_poses(tried, self._model, self._trainer, repeated)
             reached = self._errors(renderer, tried.refined(), images, same)
             best, camera = int(reached.argmin()), LostCamera(index, split.names[index], float(errors[index]))
             after = float(reached[best])

@@ -232,7 +232,7 @@ class CameraRefinement(Component):
         self._unit = unit
         self._units = torch.tensor([1.0, 1.0, 1.0, unit, unit, unit], device=device)
         self.log_focal = nn.Parameter(torch.zeros((), device=device)) if settings.focal else None
-        self._steps, self._final_factor, self._pose_from = steps, settings.final_factor, pose_from
+        self.steps, self._final_factor, self._pose_from = steps, settings.final_factor, pose_from
         self._warm_up = max(round(settings.warm_up * steps), 1)
         self._focal_from = round(settings.focal_from * steps)
         self._highest = torch.tensor([settings.pose_lr, settings.focal_lr if settings.focal else 0.0], device=device)
@@ -323,7 +323,7 @@ class CameraRefinement(Component):
         """Updates motions and focal lengths by a separate optimizer with separate rates, and clears their gradients."""
         since = step - self._pose_from
         rise = ((since + 1) / self._warm_up).clamp(min=0, max=1)
-        decay = exponential_decay(since.clamp(min=0), self._steps - self._pose_from, self._final_factor)
+        decay = exponential_decay(since.clamp(min=0), self.steps - self._pose_from, self._final_factor)
         torch.mul(self._highest, rise * decay, out=self._rates)
         self._rates[1] *= step >= self._focal_from
         self._optimizer.step()
@@ -495,12 +495,12 @@ def refine_views(
     device = model.device
     cameras, settings = split.cameras.to(device), _with_fixed_field(rate)
     refinement = CameraRefinement(cameras, settings, steps, model.centre.to(device), _unit(model))
-    fit_poses(refinement, model, trainer, split, steps, tones)
+    fit_poses(refinement, model, trainer, split, tones)
     return replace(split, cameras=refinement.refined().to("cpu"))
 
 
 def fit_poses(
-    refinement: CameraRefinement, model: Model, trainer: Any, split: Split, steps: int, tones: CameraTones | None = None
+    refinement: CameraRefinement, model: Model, trainer: Any, split: Split, tones: CameraTones | None = None
 ) -> None:
     """Optimises cameras in place so that renderings of a fixed field match their images; see :func:`refine_views`."""
     device, settings, capacity = model.device, model.settings, None
@@ -524,7 +524,7 @@ def fit_poses(
         try:
             for parameter in trained:
                 parameter.requires_grad_(False)
-            for number in torch.arange(steps, device=device):
+            for number in torch.arange(refinement.steps, device=device):
                 batch = pixels.batch(
                     max(1, rays // trainer.supersampling**2), model.field.aabb, trainer.background, refinement.cameras()
                 )

@@ -352,7 +352,7 @@ def _with_group(cls: type, name: str) -> type:
     """Adds a field with a new group of settings to a dataclass; returns the class of the group."""
     title = name.title().replace("_", "")
     where = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.{title}"}
-    group = dataclass(type(title, (Group,), where))
+    group: type = dataclass(type(title, (Group,), where))
     setattr(cls, title, group)  # for pickle
     _extend(cls, [(name, group, field(default_factory=group))])
     return group

@@ -121,13 +121,6 @@ class CameraTones(Correction):
         tones.load_state_dict(state)
         return tones.requires_grad_(False)
 
-    def vignetting(self, squared: Tensor, camera: Tensor) -> Tensor:
-        """Returns the factors on colours (P,) at squared distances (P,) from the principal points of cameras (P,)."""
-        if self.falloff is None:
-            return torch.ones_like(squared)
-        a, b, c = F.pad(self.falloff, (0, 0, 0, 1)).index_select(0, camera).unbind(dim=1)
-        return (squared * (a + squared * (b + squared * c))).exp()
-
     def forward(self, rgb: Tensor, opacity: Tensor, places: Tensor, views: Tensor) -> Tensor:
         """Returns the colours of rays as their cameras show them.
 
@@ -145,7 +138,9 @@ class CameraTones(Correction):
         if self.falloff is not None:
             half_diagonal = 0.5 * self.sizes.index_select(0, views).norm(dim=1)
             off = (places - self.middles.index_select(0, views)) / half_diagonal[:, None]
-            factor = self.vignetting(off.square().sum(dim=1), camera)
+            squared = off.square().sum(dim=1)
+            a, b, c = F.pad(self.falloff, (0, 0, 0, 1)).index_select(0, camera).unbind(dim=1)
+            factor = (squared * (a + squared * (b + squared * c))).exp()
             rgb = (factor[:, None, None] * rgb.view(rays)).view(rgb.shape)
         if self.log_slopes is None:
             return rgb
