@@ -51,12 +51,7 @@ class HiddenCellSettings(ComponentSettings):
 
 
 class HiddenCells(Component):
-    """Excludes the cells in which no pixel of a training image has a visible sample, at one step.
-
-    Args:
-        model: The model.
-        step: The step before which this is done.
-    """
+    """Excludes the cells in which no pixel of a training image has a visible sample, before one step."""
 
     name = "hidden_cells"
     before_model = True  # which then updates the cells that are left

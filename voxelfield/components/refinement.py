@@ -390,11 +390,7 @@ class RefinedCameras:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> RefinedCameras:
-        """Returns the cameras of a checkpoint, on the CPU and without their lens.
-
-        Args:
-            state: The state of the component, from :meth:`CameraRefinement.state_dict`.
-        """
+        """Returns the cameras of a :meth:`CameraRefinement.state_dict`, on the CPU and without their lens."""
         module = state["module"]
         given = Cameras.of_sizes(module["given_c2w"].cpu(), module["given_intrinsics"].cpu(), state["sizes"].cpu())
         return cls(given, replace(given, c2w=state["c2w"].cpu(), intrinsics=state["intrinsics"].cpu()))
@@ -448,12 +444,9 @@ class RefinedCameras:
 
 
 def write_cameras(path: Path, split: Split, cameras: Cameras) -> None:
-    """Writes refined cameras in the format of nerfstudio's ``transforms.json``, atomically.
+    """Writes the cameras of images in the format of nerfstudio's ``transforms.json``, atomically.
 
-    Args:
-        path: File to write.
-        split: The images, whose file paths, or else names, are written.
-        cameras: Their cameras.
+    The file contains the paths of the images' files, or else their names.
     """
     names: Sequence[str] = split.names if split.paths is None else [str(path) for path in split.paths]
     cameras = cameras.to("cpu")

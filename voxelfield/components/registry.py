@@ -295,9 +295,7 @@ def _declared(value: Any) -> list[type[ComponentSettings]]:
 def _check_foreign(kinds: Sequence[type[ComponentSettings]], config: Any) -> None:
     """Raises an error if settings of another package would make runs fail that do not use them.
 
-    Args:
-        kinds: The settings.
-        config: All settings of a run, without these.
+    ``config`` has all settings of a run but these.
     """
     names = [kind.name for kind in (*registered(), *kinds)]
     mounted = [path for kind in kinds for path in _mounted(kind).values()]

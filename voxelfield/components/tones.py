@@ -112,9 +112,7 @@ class CameraTones(Correction):
     def restored(cls, state: Mapping[str, Tensor], views: Cameras) -> CameraTones:
         """Returns the tones of a state dict for other views, on the CPU and without gradients.
 
-        Args:
-            state: The state dict, from any device.
-            views: Cameras of the views, with the intrinsics and sizes of the scene as loaded for training.
+        The cameras of the views have the intrinsics and sizes of the scene as loaded for training.
         """
         kinds = {"vignetting": "falloff" in state, "response": "log_slopes" in state}
         tones = cls(state["known"].cpu(), views.to("cpu"), **kinds)

@@ -21,11 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def config_name(device: str = "auto") -> str:
-    """Returns the name of the primary config in ``configs/``: without a GPU, one that a CPU trains in minutes.
-
-    Args:
-        device: As for :func:`voxelfield.devices.choose_device`.
-    """
+    """Returns the name of the primary config in ``configs/``: without a GPU, one that a CPU trains in minutes."""
     return "train" if choose_device(device).type == "cuda" else "train_cpu"
 
 
@@ -73,11 +69,7 @@ def compose(*overrides: str, device: str = "auto", name: str | None = None) -> D
 
 
 def composition_error(error: Exception) -> str:
-    """Returns an error of composing in one line; for an unknown key, suggests the closest match.
-
-    Args:
-        error: A ``HydraException``.
-    """
+    """Returns a ``HydraException`` of composing in one line; for an unknown key, suggests the closest match."""
     options, file = getattr(error, "options", None), getattr(error, "missing_cfg_file", None)
     if file and options:
         group, _, name = file.partition("/")
