@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from voxelfield.components.environment import EnvironmentBackground
+from voxelfield.components.exposure import CameraTones
 from voxelfield.components.registry import ComponentSettings, Training, key
-from voxelfield.components.tones import CameraTones
 from voxelfield.config import BelowOne, Natural, Positive, Range, Resolution
 from voxelfield.datasets.lenses import share_camera_model, transforms_camera
 from voxelfield.datasets.scene import Split

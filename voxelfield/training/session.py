@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from voxelfield import _library, processes
+from voxelfield.components.exposure import CameraTones
 from voxelfield.components.refinement import CameraRefinement, RefinedCameras
-from voxelfield.components.tones import CameraTones
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import Evaluation

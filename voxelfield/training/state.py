@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from voxelfield import processes
+from voxelfield.components.exposure import CameraTones
 from voxelfield.components.refinement import CameraRefinement
 from voxelfield.components.registry import Training, build_components, recorded
-from voxelfield.components.tones import CameraTones
 from voxelfield.datasets.scene import Scene
 from voxelfield.distributed.reduction import divided_density
 from voxelfield.grids.working_copies import copies_dtype
