@@ -304,7 +304,7 @@ def _check_foreign(kinds: Sequence[type[ComponentSettings]], config: Any) -> Non
         for name, path in _mounted(kind).items():
             if not all(part.isidentifier() and not keyword.iskeyword(part) for part in path.split(".")):
                 raise ValueError(f"{kind.__name__} must have keys of identifiers, got {path}")
-            group, first, *below = _place(config, path)
+            group, (first, *below) = _place(config, path)
             if hasattr(group, first) and below:
                 above = path.removesuffix("." + ".".join(below))
                 raise ValueError(f"{kind.__name__} must not have keys below {above}, got {path}")
@@ -321,12 +321,12 @@ def _check_foreign(kinds: Sequence[type[ComponentSettings]], config: Any) -> Non
                 raise ValueError(f"{kind.__name__} must read a key that exists, got {path}") from None
 
 
-def _place(config: Any, path: str) -> list[Any]:
+def _place(config: Any, path: str) -> tuple[Any, list[str]]:
     """Returns the innermost existing group of settings that a key is in, and the parts of the key from there on."""
     group, parts = config, path.split(".")
     while len(parts) > 1 and isinstance(getattr(group, parts[0], None), Group):
         group = getattr(group, parts.pop(0))
-    return [group, *parts]
+    return group, parts
 
 
 def _add_fields(cls: type, kinds: Iterable[type[ComponentSettings]]) -> None:
@@ -336,7 +336,7 @@ def _add_fields(cls: type, kinds: Iterable[type[ComponentSettings]]) -> None:
         hints = get_type_hints(kind, include_extras=True)
         fields = {each.name: each for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
         for name, path in _mounted(kind).items():
-            config, *parts = _place(cls(), path)
+            config, parts = _place(cls(), path)
             group = type(config)
             while len(parts) > 1:
                 group = _with_group(group, parts.pop(0))
