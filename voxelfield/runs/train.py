@@ -45,7 +45,7 @@ from voxelfield.runs.results import Timing, evaluated_split, finish, finished_me
 from voxelfield.runs.watching import TrainingViewer
 from voxelfield.settings import LoggerConfig, RunConfig
 from voxelfield.settings.resolve import AutoTrainer, planned, resolve
-from voxelfield.settings.run import AUTO
+from voxelfield.settings.schema import AUTO
 from voxelfield.trained.checkpoint_file import contents_of, load_newest, load_resolved, resolve_checkpoint
 from voxelfield.training.checkpoints import check_complete, recorded_settings
 from voxelfield.training.execution import reproducible

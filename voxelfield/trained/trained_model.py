@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from voxelfield import processes
+from voxelfield.components.exposure import CameraTones
 from voxelfield.components.refinement import RefinedCameras, refine_views
-from voxelfield.components.tones import CameraTones
 from voxelfield.config import parse
 from voxelfield.datasets.loading import find_scene, load_scene
 from voxelfield.datasets.scene import Scene, Split
@@ -66,7 +66,7 @@ class TrainedModel:
         cameras: The refined training cameras, if cameras were refined. The field is then in the world frame of the
             refined ones, into which :meth:`evaluate` moves the views of a split.
         tones: State of the training cameras' vignetting and response
-            (:class:`voxelfield.components.tones.CameraTones`), if they were learned. Views are rendered
+            (:class:`voxelfield.components.exposure.CameraTones`), if they were learned. Views are rendered
             without them; :meth:`evaluate` applies them before it compares views with photographs.
     """
 
