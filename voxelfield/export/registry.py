@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from voxelfield.datasets.scene import Scene
 from voxelfield.files import check_suffix
@@ -103,8 +103,7 @@ class ExportSource:
         key = (function, *sorted(settings.items()))
         if key not in self._results:
             self._results[key] = function(self, **settings)
-        result: T = self._results[key]
-        return result
+        return cast(T, self._results[key])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,27 +138,32 @@ def formats() -> dict[str, ExportFormat]:
 
     One of another package is left out with a warning if its names are no identifiers, or are those of others.
     """
-    found: dict[str, ExportFormat] = {}
-    for each in sorted(own_objects(__package__, ExportFormat), key=lambda each: each.name):
-        found[each.name] = each
+    found = {each.name: each for each in sorted(own_objects(__package__, ExportFormat), key=lambda each: each.name)}
     for each in announced_objects("voxelfield.exports", ExportFormat):
-        known = {option.name: option for format in found.values() for option in format.options}
-        used = {*_RESERVED, *found, *known}
-        wrong = [] if _is_name(each.name) else ["its name must be an identifier"]
-        wrong += [f"{each.name} is taken"] if each.name in used else []
-        own = {each.name}
-        for option in each.options:
-            alike = known.get(option.name)
-            if not _is_name(option.name):
-                wrong.append(f"its option {option.name} must be an identifier")
-            elif option.name in own or (option.name in used and (alike is None or alike.kind != option.kind)):
-                wrong.append(f"{option.name} is taken")
-            own.add(option.name)
-        if wrong:
-            logger.warning("export format %s of another package is left out: %s", each.name, wrong[0])
-        else:
+        wrong = _wrong_name(each, found)
+        if wrong is None:
             found[each.name] = each
+        else:
+            logger.warning("export format %s of another package is left out: %s", each.name, wrong)
     return found
+
+
+def _wrong_name(format: ExportFormat, others: Mapping[str, ExportFormat]) -> str | None:
+    """Says which name of a format is no identifier, or is taken by another format; None if all of them fit."""
+    kinds = {option.name: option.kind for other in others.values() for option in other.options}
+    taken = {*_RESERVED, *others, *kinds}
+    if not _is_name(format.name):
+        return "its name must be an identifier"
+    if format.name in taken:
+        return f"{format.name} is taken"
+    own = {format.name}
+    for option in format.options:
+        if not _is_name(option.name):
+            return f"its option {option.name} must be an identifier"
+        if option.name in own or (option.name in taken and kinds.get(option.name) != option.kind):
+            return f"{option.name} is taken"
+        own.add(option.name)
+    return None
 
 
 def _is_name(name: str) -> bool:
