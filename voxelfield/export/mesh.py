@@ -23,7 +23,7 @@ from voxelfield.export.surfaces import (
     surface_colors,
     surface_normals,
 )
-from voxelfield.foundation.checks import check_at_least_one
+from voxelfield.foundation.checks import check_at_least_one, check_choice
 from voxelfield.models.model import Model
 from voxelfield.rendering.cameras import Cameras
 
@@ -68,8 +68,7 @@ class FieldSurface:
         box: int = 1,
         cameras: Cameras | None = None,
     ) -> None:
-        if kind not in get_args(SurfaceKind):
-            raise ValueError(f"surface must be one of {', '.join(get_args(SurfaceKind))}, got {kind!r}")
+        check_choice("surface", kind, get_args(SurfaceKind))
         if level is not None and not 0 < level < float("inf"):
             raise ValueError(f"level must be a density above 0, got {level:g}")
         if level is not None and kind == "tsdf":

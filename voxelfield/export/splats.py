@@ -19,7 +19,7 @@ from voxelfield.export.registry import ExportFormat, ExportSource, Option
 from voxelfield.export.splat_file import SPLAT_SUFFIXES, Splats, save_splats
 from voxelfield.export.splat_rendering import MAX_ALPHA, MIN_ALPHA, render_splats
 from voxelfield.fields.decoders import spherical_harmonics
-from voxelfield.foundation.checks import check_at_least_one
+from voxelfield.foundation.checks import check_at_least_one, check_not_negative
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.models.model import Model
 from voxelfield.ops.ray_sums import exclusive_sum
@@ -74,8 +74,8 @@ def splats_of(model: Model, cameras: Cameras, *, count: int = 1_000_000, fit_ste
             position and direction.
     """
     check_at_least_one("count", count)
-    if fit_steps is not None and fit_steps < 0:
-        raise ValueError(f"fit_steps must not be negative, got {fit_steps}")
+    if fit_steps is not None:
+        check_not_negative("fit_steps", fit_steps)
     check_not_empty(cameras)
     if inputs := (*model.field.extra_inputs, *model.field.density_inputs):
         raise ValueError(f"field must depend on position and direction alone, got one that needs {', '.join(inputs)}")

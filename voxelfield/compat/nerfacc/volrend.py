@@ -14,6 +14,7 @@ from torch import Tensor
 
 from voxelfield import ops
 from voxelfield.compat.nerfacc.pack import offsets_of
+from voxelfield.foundation.checks import check_tensor
 
 _SamplesFn = Callable[..., tuple[Tensor, Tensor]]
 
@@ -61,8 +62,7 @@ def rendering(
         rgbs, values = t_starts.new_empty(*t_starts.shape, 3), t_starts.new_empty(t_starts.shape)
     name = "sigmas" if rgb_sigma_fn is not None else "alphas"
     _check_samples(name, values, t_starts)
-    if rgbs.shape != (*t_starts.shape, 3):
-        raise ValueError(f"rgbs must have shape {(*t_starts.shape, 3)}, got {tuple(rgbs.shape)}")
+    check_tensor("rgbs", rgbs, (*t_starts.shape, 3))
 
     offsets = offsets_of(None, ray_indices, n_rays, t_starts)
     begins, ends, colors = (x.to(torch.promote_types(x.dtype, values.dtype)) for x in (t_starts, t_ends, rgbs))
