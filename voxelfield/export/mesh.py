@@ -26,6 +26,7 @@ from voxelfield.export.surfaces import (
 from voxelfield.foundation.checks import check_at_least_one, check_choice
 from voxelfield.models.model import Model
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.pixels import to_uint8
 
 SurfaceKind = Literal["density", "tsdf"]
 
@@ -173,7 +174,7 @@ class FieldSurface:
         normals = surface_normals(self._surface, there, self._voxel)
         normals = torch.where((normals * outwards).sum(dim=-1, keepdim=True) > 0, normals, outwards)
         colors = surface_colors(self._model.field, there, normals)
-        return normals.cpu(), (255 * colors).round().to(torch.uint8).cpu()
+        return normals.cpu(), to_uint8(colors).cpu()
 
 
 def _trimesh(vertices: Tensor, faces: Tensor) -> Any:

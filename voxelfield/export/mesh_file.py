@@ -15,13 +15,13 @@ from torch.nn import functional as F
 
 from voxelfield.files import atomic_path, atomic_write, check_suffix
 from voxelfield.installed import import_optional
-from voxelfield.rendering.pixels import linear_light
+from voxelfield.rendering.pixels import linear_light, to_uint8
 
 MESH_SUFFIXES = (".ply", ".obj", ".glb")
 """Suffixes of the files that meshes are written to."""
 
 _PADDING = 2  # texels between the charts of a texture
-_PIXELS = 1 << 20  # of a texture, that are painted at once
+_MOST_PIXELS = 1 << 20  # of a texture, that are painted at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +159,7 @@ def _as_trimesh(mesh: Mesh, suffix: str) -> Any:
     else:
         colors = mesh.colors
         if suffix == ".glb":
-            colors = (255 * linear_light(colors.float() / 255)).round().to(torch.uint8)
+            colors = to_uint8(linear_light(colors.float() / 255))
         whole.visual = trimesh.visual.ColorVisuals(whole, vertex_colors=colors.numpy())
     return whole
 
@@ -208,8 +208,7 @@ def textured(mesh: Mesh, size: int, colors: Callable[[Tensor, Tensor], Tensor]) 
         corners = triangles[face]
         points = (flat.vertices[corners] * weights[..., None]).sum(dim=1)
         normals = F.normalize((flat.normals[corners] * weights[..., None]).sum(dim=1), dim=-1)
-        shown = colors(points, normals)
-        image[row, column] = (255 * shown).round().to(torch.uint8).cpu()
+        image[row, column] = to_uint8(colors(points, normals)).cpu()
         painted[row, column] = True
     # Pixels around the charts get the nearest colour, because textures are interpolated.
     nearest = mesh_package("scipy.ndimage").distance_transform_edt(
@@ -223,7 +222,7 @@ def textured(mesh: Mesh, size: int, colors: Callable[[Tensor, Tensor], Tensor]) 
 def _pixels(corners: Tensor, faces: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Yields columns and rows (P,) of pixels whose centres lie in triangles (F, 3) of vertices (V, 2), in pixels.
 
-    With them come the triangles (P,) and the barycentric coordinates (P, 3) in these; about ``_PIXELS`` at once.
+    With them come the triangles (P,) and the barycentric coordinates (P, 3) in these; about ``_MOST_PIXELS`` at once.
     """
     corners = corners[faces]
     low = (corners.amin(dim=1) - 0.5).ceil().long().clamp(min=0)
@@ -232,7 +231,7 @@ def _pixels(corners: Tensor, faces: Tensor) -> Iterator[tuple[Tensor, Tensor, Te
     first = 0
     while first < len(faces):
         before = int(total[first - 1]) if first else 0
-        stop = max(int(torch.searchsorted(total, before + _PIXELS, right=True)), first + 1)
+        stop = max(int(torch.searchsorted(total, before + _MOST_PIXELS, right=True)), first + 1)
         face = torch.arange(first, stop).repeat_interleave(counts[first:stop].prod(dim=1))
         within = torch.arange(len(face)) + before - (total - counts.prod(dim=1))[face]
         width = counts[face, 0]

@@ -16,6 +16,7 @@ from voxelfield.fields.field import colors_at
 from voxelfield.files import atomic_path, check_suffix
 from voxelfield.media.png import PngWriter
 from voxelfield.models.model import Model
+from voxelfield.rendering.pixels import to_uint8
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def save_volume(path: Path | str, model: Model, *, resolution: int | None = None
     def rgb(points: Tensor) -> Tensor:
         found = colors_at(field, points.repeat_interleave(len(views), dim=0), views.repeat(len(points), 1))
         check_finite_values("colours", found)
-        return (255 * found.view(-1, len(views), 3).mean(dim=1).clamp(0, 1)).round().to(torch.uint8)
+        return to_uint8(found.view(-1, len(views), 3).mean(dim=1))
 
     with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
         for name, values, empty, count in (
