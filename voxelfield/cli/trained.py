@@ -14,7 +14,7 @@ import voxelfield
 from voxelfield.config import Range
 from voxelfield.datasets.scene import Split
 from voxelfield.evaluation.evaluation import write_table
-from voxelfield.evaluation.lpips import check_lpips
+from voxelfield.evaluation.metrics import check_lpips
 from voxelfield.export.registry import check_files, export, formats
 from voxelfield.export.registry import options as options_of_formats
 from voxelfield.files import atomic_write

@@ -158,9 +158,9 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Pho
                 _intrinsics(_Entries(file, frame), whole),
                 _lens(known),
                 pose_name=_pose_name(file, frame),
-                mask=masks.get(frame.get("mask_path")),
+                mask=masks.get(frame.get("mask_path") or ""),
                 time=known.number("time", None),
-                depth=depths.get(frame.get("depth_file_path")),
+                depth=depths.get(frame.get("depth_file_path") or ""),
                 depth_unit=known.number("depth_unit_scale_factor", 1e-3, above=0),
                 motion=_motion(known),
             )

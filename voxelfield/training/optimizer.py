@@ -106,7 +106,8 @@ class Optimizers:
         # By identity, because tensors are compared element by element.
         updated = {id(parameter) for parameter in (*grids, *(p for group, _ in groups.values() for p in group))}
         network = [parameter for parameter in model.parameters() if id(parameter) not in updated]
-        options = {"betas": rates.betas, "eps": config.eps, "fused": True, "capturable": device.type == "cuda"}
+        options: dict[str, Any] = {"betas": rates.betas, "eps": config.eps, "fused": True}
+        options["capturable"] = device.type == "cuda"
         decay = config.network_weight_decay
         self.networks: dict[str, torch.optim.Optimizer] = {}
         for component in components:
@@ -284,9 +285,11 @@ class Optimizers:
         """Returns the state for a checkpoint, with packed moments of divided grids (:meth:`DividedGrids.packed`)."""
         states: dict[str, Any] = dict.fromkeys(("grid", "network"))
         if self.grid is not None:
-            self.grid.state.update(divided or {})
+            divided = divided or {}
+            for grid, moments in divided.items():
+                self.grid.state[grid] = moments
             states["grid"] = self.grid.state_dict()
-            for grid in divided or {}:
+            for grid in divided:
                 del self.grid.state[grid]
         return states | {name: optimizer.state_dict() for name, optimizer in self._small.items()}
 
