@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import importlib.util
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -150,11 +149,9 @@ def _load(settings: RunConfig, root: Path, found: FoundScene | None) -> tuple[Sc
     # Fail now if the kernels are not available, not after the images have been loaded.
     _library.ensure_loaded(device.type)
     with ThreadPoolExecutor(max_workers=1) as background:
-        ready = background.submit(_warm_up, device, settings.logger)
+        # An error is not looked at: the same step fails again where it is needed, with a better message.
+        background.submit(_warm_up, device, settings.logger)
         scene = load_configured_scene(settings, root, found=found)
-        if (error := ready.exception()) is not None:
-            # The same step fails again where it is needed, with a better message.
-            logger.debug("preparations failed: %s", error)
     return scene, settings.model.choose_warp(scene, settings.warp)
 
 
@@ -164,7 +161,7 @@ def _warm_up(device: torch.device, logger: LoggerConfig) -> None:
         if processes.count() > 1:
             processes.sum_of(torch.zeros(1, device=device))  # connects the GPUs
         _load_evaluation_kernels(device)
-    if logger.name == "tensorboard" and importlib.util.find_spec("tensorboard") is not None:
+    if logger.name == "tensorboard":
         importlib.import_module("torch.utils.tensorboard")
 
 
