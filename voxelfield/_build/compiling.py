@@ -8,13 +8,12 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from .architectures import (
     Architectures,
-    Capability,
     architectures_for,
     cuda_major,
     find_cuda_home,
@@ -77,10 +76,9 @@ def choose_modules() -> tuple[list[str], str]:
     )
 
 
-def cuda_architectures(capabilities: Sequence[Capability] | None = None) -> Architectures:
-    """Chooses the architectures to compile for; ``capabilities`` are of the GPUs, None for those that torch sees."""
-    gpus = visible_capabilities() if capabilities is None else capabilities
-    return architectures_for(gpus, known_architectures(require_cuda_home()))
+def cuda_architectures() -> Architectures:
+    """Chooses the architectures to compile for, those of the GPUs that torch sees if there are any."""
+    return architectures_for(visible_capabilities(), known_architectures(require_cuda_home()))
 
 
 def extensions(names: Iterable[str], sources_relative_to: Path | None = None, strict: bool = False) -> list[Any]:
@@ -260,12 +258,12 @@ def cache_directory() -> Path:
     return Path(base) / f"voxelfield_{source_digest()}"
 
 
-def module_directory(name: str, capabilities: Sequence[Capability] | None = None) -> Path:
+def module_directory(name: str) -> Path:
     """Returns the folder in the cache for a module with this environment's options.
 
     A home shared by several machines has one for each set of GPUs and each major version of CUDA.
     """
     if name == CPU_MODULE:
         return cache_directory() / "cpu"
-    cuda, chosen = cuda_major(require_cuda_home()), cuda_architectures(capabilities)
+    cuda, chosen = cuda_major(require_cuda_home()), cuda_architectures()
     return cache_directory() / re.sub(r"[;,]", "_", f"cuda{cuda}_{chosen.torch_list()}_{requested_variant()}")

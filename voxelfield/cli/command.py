@@ -73,8 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     verb, *rest = given
     if verb not in VERBS:
-        print(f"verb must be one of {', '.join(VERBS)}, got {verb!r}", file=sys.stderr)  # noqa: T201
-        return 2
+        return complain(f"verb must be one of {', '.join(VERBS)}, got {verb!r}", 2)
     try:
         module = _imported(f"voxelfield.cli.{VERBS[verb][0]}")
         if verb == "train":
@@ -86,12 +85,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         package = TRAINING_PACKAGES.get((error.name or "").partition(".")[0])
         if package is None:
             raise
-        how = 'pip install "voxelfield[train]"'
-        print(f"{package} must be installed for `voxelfield {verb}`: {how}", file=sys.stderr)  # noqa: T201
-        return 2
+        return complain(f'{package} must be installed for `voxelfield {verb}`: pip install "voxelfield[train]"', 2)
     except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)  # noqa: T201
-        return INTERRUPTED
+        return complain("stopped", INTERRUPTED)
+
+
+def complain(message: str, status: int) -> int:
+    """Prints a message in one line to the standard error stream, and returns the exit status."""
+    print(one_line(clipped(message, LONGEST_MESSAGE)), file=sys.stderr)  # noqa: T201
+    return status
 
 
 def _imported(name: str) -> ModuleType:

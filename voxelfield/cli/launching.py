@@ -26,7 +26,7 @@ from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 
 from voxelfield import processes
-from voxelfield.cli.command import INTERRUPTED, exit_status
+from voxelfield.cli.command import INTERRUPTED, complain, exit_status
 from voxelfield.devices import choose_device
 from voxelfield.interrupt import SIGNALS, Interrupt
 from voxelfield.settings import RunConfig
@@ -148,8 +148,7 @@ def launch(count: int, device: str) -> int:
     name = "cpu" if device == "cpu" else f"cuda:{failure.local_rank}"
     described = _described(failure.local_rank, count, name)
     hint = ", as the system does when memory runs out" if failure.exitcode == -signal.SIGKILL else ""
-    print(f"{described} was ended by {failure.signal_name()}{hint}", file=sys.stderr)  # noqa: T201
-    return 1
+    return complain(f"{described} was ended by {failure.signal_name()}{hint}", 1)
 
 
 def join(settings: RunConfig) -> None:

@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from voxelfield import processes
 from voxelfield.cli import launching
-from voxelfield.cli.command import INTERRUPTED, exit_status, one_line_records
+from voxelfield.cli.command import INTERRUPTED, complain, exit_status, one_line_records
 from voxelfield.config import parse
 from voxelfield.datasets.loading import configured_scenes, is_path
 from voxelfield.datasets.registry import FoundScene, scene_in, why_no_folder
@@ -73,7 +73,7 @@ def _main(arguments: Sequence[str]) -> int:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     offer_defaults()
     if any(text.startswith("--e") for text in arguments):
-        return _end("--experimental-rerun is not supported: continue a run with resume=RUN_DIRECTORY", 2)
+        return complain("--experimental-rerun is not supported: continue a run with resume=RUN_DIRECTORY", 2)
     options: list[str] = []
     overrides: list[str] = []
     for before, text in pairwise(["", *arguments]):
@@ -87,17 +87,17 @@ def _main(arguments: Sequence[str]) -> int:
     try:
         overrides, run.found = with_scene_folder(overrides)
     except (ValueError, FileNotFoundError) as error:
-        return _end(str(error), 2)
+        return complain(str(error), 2)
     try:
         with one_line_records(), without_tracebacks(), Interrupt(last=True) as interrupt, interrupt.at_once():
             _run_hydra(configuration, overrides, options)
     except CompactHydraException as error:
-        return _end(composition_error(error), 2)
+        return complain(composition_error(error), 2)
     except OSError as error:  # Hydra's, without the name of a file where the disk is full
-        return _end(f"the run directory cannot be written to: {error}", 1)
+        return complain(f"the run directory cannot be written to: {error}", 1)
     except KeyboardInterrupt:
         # Of several processes, each is told to end when one has failed, which is the one to report.
-        return INTERRUPTED if processes.started() > 1 else _end("stopped at once", INTERRUPTED)
+        return INTERRUPTED if processes.started() > 1 else complain("stopped at once", INTERRUPTED)
     finally:
         if run.lock is not None:
             run.lock.release()
@@ -119,12 +119,6 @@ def _run_hydra(configuration: str, overrides: Sequence[str], options: Sequence[s
         hydra.main(str(config_folder()), configuration, version_base="1.3")(train)()
     finally:
         sys.argv = before
-
-
-def _end(message: str, status: int) -> int:
-    """Prints a message in one line and returns the exit status."""
-    print(one_line(clipped(message, LONGEST_MESSAGE)), file=sys.stderr)  # noqa: T201
-    return status
 
 
 class StartRun(Callback):
@@ -149,7 +143,7 @@ class StartRun(Callback):
             if processes.is_first():
                 self.run.lock = _locked(config, settings)
         except (ValueError, ConnectionError) as error:
-            sys.exit(_end(str(error), 2 if isinstance(error, ValueError) else 1))
+            sys.exit(complain(str(error), 2 if isinstance(error, ValueError) else 1))
         with launching.failing_together():
             (directory, *_) = processes.gather_objects(str(Path(config.hydra.run.dir).resolve()))
         if not processes.is_first():

@@ -100,7 +100,6 @@ def train_as_configured(
             raise ValueError(f"logger.viewer must be false for {processes.count()} processes, got true")
         viewer = TrainingViewer(settings.logger) if settings.logger.viewer else None
         timing = Timing()
-        session: Session | None = None
         try:
             with interrupt.at_once():
                 # The scene is loaded only once the settings are known to ask for a training, unless they depend on it.
@@ -114,6 +113,10 @@ def train_as_configured(
                         logger.warning("there is no checkpoint of its last step: training cannot be extended")
                     return metrics
                 session = _begin(settings, load, run_directory, root, timing, viewer, lock)
+        except Interrupted:
+            logger.warning("stopped before training began")
+            return None
+        try:
             if not session.fit(wait=False):
                 if not processes.is_first():
                     return {}
@@ -122,28 +125,21 @@ def train_as_configured(
                 return None
             timing.end("train")
             with interrupt.at_once(), explain_shortage(session.estimate_memory, session.device):
-                metrics = finish(session, settings, run_directory, timing, lock)
+                return finish(session, settings, run_directory, timing, lock)
         except Interrupted:
-            if session is None:
-                logger.warning("stopped before training began")
-                return None
             session.wait()
             logger.warning("stopped while evaluating; %s", _how_to_go_on(session))
             return None
         except Exception as error:
-            if session is None:
-                raise
             with contextlib.suppress(OSError):  # the first error is the one to report
                 session.wait()
             if isinstance(error, OSError):
                 raise OSError(f"{error}; {_how_to_go_on(session)}") from error
             raise
         finally:
-            if session is not None:
-                session.records.close()
-                if viewer is not None:
-                    viewer.end()
-        return metrics
+            session.records.close()
+            if viewer is not None:
+                viewer.end()
 
 
 def _load(settings: RunConfig, root: Path, found: FoundScene | None) -> tuple[Scene, Warp | None]:
@@ -208,20 +204,18 @@ def _begin(
     on_step = None if viewer is None else viewer.after_step
     chosen = settings if resumed is None else resumed[2]
     session = Session(scene, resolve(chosen, scene, warp), output=lock or run_directory, on_step=on_step)
-    first_step = 0
     if resumed is not None:
         path, checkpoint, _ = resumed
         with contents_of(path):
-            first_step = checkpoint["step"]
             # Checkpoints of later steps are damaged, or the user chose to go back: training now takes another course.
-            older = [file for file in checkpoints(run_directory) if checkpoint_step(file) <= first_step]
+            older = [file for file in checkpoints(run_directory) if checkpoint_step(file) <= checkpoint["step"]]
             session.restore(checkpoint, path=path, replaced=older if in_place else ())
         logger.info("resumed at step %d from %s", session.step, path)
     if lock is None:  # the first process writes
         return session
     # Not earlier, so that a run that is rejected creates neither a file nor its directory.
     lock.created = False
-    session.log = build_logger(settings.logger, run_directory, first_step)
+    session.log = build_logger(settings.logger, run_directory, session.step)
     session.records.text("config", f"```yaml\n{yaml.safe_dump(recorded_settings(settings), sort_keys=False)}```")
     if session.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(session.device)
