@@ -374,7 +374,8 @@ class DividedGrids:
         """
         if not (self._rounds or self.materialized):
             self.refresh()  # what did not fit into an exchange
-        masters, moments = {}, {}
+        masters: dict[nn.Parameter, Any] = {}
+        moments: dict[nn.Parameter, dict[str, Any]] = {}
         for grid, shard in self._shards.items():
             state = {key: value if key == "step" else _packed(shard, value) for key, value in shard.state.items()}
             if state:

@@ -136,7 +136,7 @@ class Region:
 def occupied_layers(model: Model, lattice: Lattice) -> Callable[[int, int], Tensor]:
     """Returns a function that tells which points of a lattice lie in occupied cells of a model.
 
-    For the numbers of layers along x, from the first to the one after the last, it returns (layers, Y, Z) bool.
+    It is called with the first of some layers along x and the one after the last, and returns (layers, Y, Z) bool.
     """
     occupancy = model.occupancy
     if model.warp is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,10 @@ from voxelfield.rendering.pixels import linear_light, to_uint8
 
 MESH_SUFFIXES = (".ply", ".obj", ".glb")
 """Suffixes of the files that meshes are written to."""
+
+_FLOATS, _CHANNELS = ("x", "y", "z", "nx", "ny", "nz"), ("red", "green", "blue")
+_POINT = np.dtype([*((name, "<f4") for name in _FLOATS), *((name, "u1") for name in _CHANNELS)])
+_PLY_TYPES = {"<f4": "float", "|u1": "uchar"}
 
 _PADDING = 2  # texels between the charts of a texture
 _MOST_PIXELS = 1 << 20  # of a texture, that are painted at once
@@ -88,18 +92,17 @@ def save_points(path: Path | str, cloud: PointCloud) -> None:
         OSError: The file cannot be written.
     """
     check_suffix("path", path, (".ply",))
-    names = ("x", "y", "z", "nx", "ny", "nz", "red", "green", "blue")
-    with atomic_write(path) as file:
-        file.write(binary_ply(names, (*cloud.points.T, *cloud.normals.T, *cloud.colors.T)))
-
-
-def binary_ply(names: Sequence[str], columns: Sequence[Tensor]) -> bytes:
-    """Returns the file of points with these properties (M,), float32 or uint8 on the CPU; numbers are little-endian."""
-    kinds = [("uchar", "u1") if column.dtype == torch.uint8 else ("float", "<f4") for column in columns]
-    rows = np.empty(len(columns[0]), [(name, stored) for name, (_, stored) in zip(names, kinds, strict=True)])
-    for name, column in zip(names, columns, strict=True):
+    rows = np.empty(len(cloud.points), _POINT)
+    columns = (*cloud.points.T, *cloud.normals.T, *cloud.colors.T)
+    for name, column in zip(_FLOATS + _CHANNELS, columns, strict=True):
         rows[name] = column.numpy()
-    properties = "".join(f"property {kind} {name}\n" for name, (kind, _) in zip(names, kinds, strict=True))
+    with atomic_write(path) as file:
+        file.write(binary_ply(rows))
+
+
+def binary_ply(rows: np.ndarray) -> bytes:
+    """Returns the file of points, whose properties are the fields of ``rows``: little-endian float32, and bytes."""
+    properties = "".join(f"property {_PLY_TYPES[rows.dtype[name].str]} {name}\n" for name in rows.dtype.names or ())
     header = f"ply\nformat binary_little_endian 1.0\nelement vertex {len(rows)}\n{properties}end_header\n"
     return header.encode() + rows.tobytes()
 

@@ -93,7 +93,8 @@ def _ply(splats: Splats) -> bytes:
     rest = splats.harmonics[:, 1:].mT.flatten(1)
     unused_normals = torch.zeros_like(splats.means)
     columns = (splats.means, unused_normals, splats.harmonics[:, 0], rest, splats.opacity_logits[:, None])
-    return binary_ply(_PROPERTIES, torch.cat((*columns, splats.log_scales, rotations), dim=1).unbind(1))
+    rows = torch.cat((*columns, splats.log_scales, rotations), dim=1)
+    return binary_ply(rows.numpy().astype("<f4").view([(name, "<f4") for name in _PROPERTIES])[:, 0])
 
 
 def _spz(splats: Splats) -> bytes:

@@ -360,10 +360,11 @@ class VoxelGrid(Grid):
         state, shaped = migratable_state(self.features, optimizer) if optimizer is not None else ({}, [])
         low, high = self.aabb
         corners = (box_tensor(box, low.device) - low) / (high - low)
-        periodic = self.padding == "periodic"
+        # Beyond the old vertices the outermost values are repeated, or the whole grid.
+        padding: Padding = "periodic" if self.padding == "periodic" else "border"
 
         def resampled(values: Tensor) -> Tensor:
-            return sample_vertices(values, corners, shape, align_corners=self.align_corners, periodic=periodic)
+            return sample_vertices(values, corners, shape, padding, self.align_corners)
 
         self.working_copies = None
         replace_values(self.features, resampled(self.features.detach()))

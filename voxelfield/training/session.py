@@ -324,7 +324,8 @@ class Session:
         if split is None or not processes.is_first():
             return
         split = split if self.cameras is None else self.cameras.follow_split(split)
-        renderer, background, scores = self.model.renderer(few=True), self.model.background, []
+        renderer, background = self.model.renderer(few=True), self.model.background
+        scores: list[float] = []
         for index in evenly_spaced(self.config.trainer.preview_views, len(split)):
             view = renderer.view(split.cameras, index)
             truth = composite_background(split.image(index).to(view.rgb.device), background)
