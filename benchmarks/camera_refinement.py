@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.components.refinement import refine_views
-from voxelfield.components.registry import with_values
+from voxelfield.components.registry import with_value
 from voxelfield.datasets.scene import Scene
 from voxelfield.models.training import EmptyFieldError
 from voxelfield.rendering.alignment import align_cameras, pose_errors
@@ -81,7 +81,7 @@ def train(name: str, scene: Scene, noisy: Cameras, settings: RunConfig, options:
     """Trains and evaluates as specified by one row of the table."""
     truth = scene.train.cameras
     given = noisy if name.startswith("perturbed") else truth
-    config = with_values(settings, {"camera.name": "refine" if "refined" in name else "none"})
+    config = with_value(settings, "camera.name", "refine" if "refined" in name else "none")
     splits = {"train": replace(scene.train, cameras=given)}
     session = Session(replace(scene, splits=splits), config)
     at_first = pose_errors(given, truth)

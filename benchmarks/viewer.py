@@ -31,7 +31,7 @@ import websockets
 import zstandard
 from PIL import Image
 
-from voxelfield.cli.view import run
+from voxelfield.cli.trained import run_view
 from voxelfield.viewer.page import ViewerPage
 from voxelfield.viewer.pictures import Viewpoint, wxyz_of
 
@@ -196,7 +196,7 @@ def main() -> None:
     options = parser.parse_args()
     served = Namespace(**vars(options), host="127.0.0.1", data_root=None, missing_images=None)
     found: dict[str, Any] = {}
-    run(served, lambda page: measure(page, options, found))
+    run_view(served, lambda page: measure(page, options, found))
     device = torch.cuda.get_device_name() if torch.cuda.is_available() and options.device != "cpu" else "cpu"
     print(f"{device}, canvas {options.size} x {options.size}, {found['wished']:.0f} frames per second wished")
     print(

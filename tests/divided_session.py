@@ -27,7 +27,7 @@ import voxelfield
 from voxelfield import processes as group
 from voxelfield.components.lost_cameras import shrunk
 from voxelfield.components.robust import RobustWeights
-from voxelfield.components.structure import VarianceWeightedError
+from voxelfield.components.structure import structure_weights
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Split
@@ -220,7 +220,7 @@ def draw(capture: Path, images: Images) -> dict[str, torch.Tensor]:
     scene = voxelfield.load_scene(capture, holdout=0, divided=True, depth=capture.name == "place")
     assert len(scene.train.images) == len(scene.train.local_indices) <= -(-7 // group.count())
     sampler = PixelSampler(scene.train, torch.device("cpu"), 2, patches=6, patch_size=9, images=images)
-    VarianceWeightedError(sampler, 1.0)
+    sampler.carry("structure", structure_weights(sampler.images, sampler.sizes))
     if "depth" in scene.train.extras:
         sampler.favour(scene.train.extras["depth"] > 0, 0.2)
     torch.manual_seed(0)

@@ -217,7 +217,7 @@ def _architectures() -> architectures.Architectures:
         raise ValueError(
             f"code of {home / 'bin' / 'nvcc'} {complaint}: update the driver, or set CUDA_HOME to an older CUDA"
         )
-    chosen = compiling.cuda_architectures(_capabilities())
+    chosen = compiling.cuda_architectures()
     for major, minor in _capabilities():
         if not chosen.run_on((major, minor)):
             raise ValueError(
@@ -241,7 +241,7 @@ def _compile(name: str, misfits: list[_Misfit]) -> Path:
             chosen = _architectures()
             target = f" for {chosen}"
             environment["TORCH_CUDA_ARCH_LIST"] = chosen.torch_list()
-        directory = compiling.module_directory(name, _capabilities())
+        directory = compiling.module_directory(name)
     except (FileNotFoundError, ValueError) as error:
         raise KernelsUnavailableError("\n".join([f"no compiled {half} kernels fit, and {error}", *reasons])) from error
     with _lock(directory, name, half):

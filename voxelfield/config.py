@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args,
 from omegaconf import BooleanNode, FloatNode, IntegerNode, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
+from voxelfield.foundation.errors import shown
 from voxelfield.messages import clipped
 
 Config = TypeVar("Config")
@@ -197,15 +197,10 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         raise _wrong_type(key, hint, value)
     # Larger integers fit neither in tensors nor in float.
     if hint is int and not -(2**63) <= converted < 2**64:
-        raise ValueError(f"{key} must be an integer of at most 64 bits, got {clipped(str(value))}")
+        raise ValueError(f"{key} must be an integer of at most 64 bits, got {shown(value)}")
     if hint is float and _LARGEST_FLOAT < abs(converted) < math.inf:
         raise ValueError(f"{key} must be a number of at most {_LARGEST_FLOAT:.3g}, got {converted!r}")
     return converted
-
-
-@functools.cache
-def _hints(schema: type) -> dict[str, Any]:
-    return get_type_hints(schema, include_extras=True)
 
 
 def _convert_dataclass(value: Any, schema: Any, key: str) -> Any:
@@ -215,7 +210,7 @@ def _convert_dataclass(value: Any, schema: Any, key: str) -> Any:
         value = vars(value)
     if not isinstance(value, Mapping):
         raise _wrong_type(key, schema, value)
-    hints = _hints(schema)
+    hints = get_type_hints(schema, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(schema)}
     converted = {}
     for name, item in value.items():
@@ -263,5 +258,5 @@ def _words(hint: Any, plural: bool = False) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Formats a value for messages, in one line that is not too long; None as YAML's null."""
-    return "null" if value is None else clipped(" ".join(repr(value).split()))
+    """Formats a value for messages, None as YAML's null."""
+    return "null" if value is None else shown(value)

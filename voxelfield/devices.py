@@ -1,12 +1,16 @@
-"""Selection of devices."""
+"""Selection of devices, and copies between host and device that do not stall the device."""
 
 from __future__ import annotations
 
 import re
+from collections import deque
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from voxelfield import processes
+from voxelfield.messages import reason_of
 
 DEVICES = r"auto|cpu|cuda(:\d{1,2})?"
 """Regular expression of the values that :func:`choose_device` accepts."""
@@ -14,9 +18,12 @@ DEVICES = r"auto|cpu|cuda(:\d{1,2})?"
 DEVICES_IN_WORDS = "auto, cpu, cuda or cuda:<index>"
 """Description of these values for messages."""
 
-
 UNCOUNTED_BYTES = {"now": 0, "peak": 0}
 """Memory on this process's GPU that torch's statistics do not count: in use now, and the peak."""
+
+AHEAD = 3
+"""Number of images queued on a device beyond the one in progress: enough to keep it busy, few enough that the images
+and intermediate results do not fill its memory."""
 
 
 def choose_device(requested: str) -> torch.device:
@@ -47,3 +54,84 @@ def choose_device(requested: str) -> torch.device:
 def peak_bytes(device: torch.device) -> int:
     """Returns this process's peak memory on its GPU: torch's own peak, plus the one of :data:`UNCOUNTED_BYTES`."""
     return torch.cuda.max_memory_allocated(device) + UNCOUNTED_BYTES["peak"]
+
+
+def read_from_host(tensor: Tensor, device: torch.device) -> Tensor:
+    """Returns a copy of a tensor in pinned host memory as a CUDA tensor.
+
+    GPU kernels read it over the bus, which is far slower than device memory, but transfer only what they access. In all
+    other respects it is a normal CUDA tensor, so data too large for the device can be indexed like any other, also
+    within a CUDA graph. The dtype must be one that NumPy supports.
+    """
+    with torch.cuda.device(device):
+        try:
+            pinned = tensor.contiguous().pin_memory()
+        except RuntimeError as error:
+            gib = tensor.numel() * tensor.itemsize / 2**30
+            raise ValueError(
+                f"trainer.images must be device, because {gib:.2f} GiB of host memory cannot be pinned "
+                f"({reason_of(error)})"
+            ) from error
+        return torch.as_tensor(_Pinned(pinned), device=device)
+
+
+class _Pinned:
+    """Pinned memory at an address that is valid on the GPU too; lives as long as the tensors that refer to it."""
+
+    def __init__(self, pinned: Tensor) -> None:
+        self._pinned = pinned
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {**self._pinned.numpy().__array_interface__, "version": 2}
+
+
+class OnDevice:
+    """A tensor that another thread will later copy to the host.
+
+    Until then it stays on its device, and must not be changed. Fetching it waits for this tensor only, not for work
+    that was queued on the device afterwards.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._done = torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
+
+    def fetch(self) -> Tensor:
+        """Returns the tensor on the host: a copy, or the tensor itself if it is already there."""
+        if self._done is None:
+            return self._tensor
+        # A separate stream, because the current one may be busy with later work.
+        stream = torch.cuda.Stream(self._tensor.device)
+        stream.wait_event(self._done)
+        with torch.cuda.stream(stream):
+            return self._tensor.cpu()
+
+
+class Uploads:
+    """Copies tensors to a device while the device is still busy with earlier work.
+
+    A plain ``tensor.to(device)`` would wait until all of that work is done. Here the host waits only when it is a few
+    tensors ahead.
+    """
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        self._on_the_way: deque[torch.cuda.Event] = deque()
+
+    def to(self, tensor: Tensor, device: torch.device) -> Tensor:
+        """Returns a copy on the device, the same one in every call, or the tensor itself if it is already there."""
+        if device.type != "cuda" or tensor.is_cuda:
+            return tensor.to(device)
+        if len(self._on_the_way) >= AHEAD:
+            self._on_the_way.popleft().synchronize()
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)
+        # Not through pinned memory: copying a photograph there first takes longer than the driver's own staging.
+        with torch.cuda.stream(self._stream):
+            copy = tensor.to(device, non_blocking=True)
+        current = torch.cuda.current_stream(device)
+        current.wait_stream(self._stream)
+        copy.record_stream(current)
+        self._on_the_way.append(current.record_event())
+        return copy

@@ -19,13 +19,7 @@ class MissingPackageError(ImportError):
 def import_optional(module: str, task: str, extra: str = "train") -> Any:
     """Returns a module of a package that is only required for some tasks.
 
-    Args:
-        module: Name of the module.
-        task: The task that needs it, for the message.
-        extra: Name of the extra of voxelfield that installs the package.
-
-    Raises:
-        MissingPackageError: The package is not installed.
+    Raises MissingPackageError, which names the task and the extra of voxelfield that installs the package.
     """
     try:
         return importlib.import_module(module)
@@ -37,11 +31,7 @@ def import_optional(module: str, task: str, extra: str = "train") -> Any:
 
 
 def config_folder() -> Path:
-    """Returns the folder of the configuration files.
-
-    Raises:
-        FileNotFoundError: There is no such folder, neither in the package nor next to it.
-    """
+    """Returns the folder of the configuration files, or raises FileNotFoundError."""
     folders = (_PACKAGE / "configs", _PACKAGE.parent / "configs")
     for folder in folders:
         if (folder / "train.yaml").is_file():

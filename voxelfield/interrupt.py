@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from voxelfield import processes
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """The signals that stop a run. Windows has no SIGHUP, which is sent when a terminal is closed."""
-
 
 _STEPS_BETWEEN_AGREEMENTS = 32
 
@@ -62,12 +61,7 @@ class Interrupt:
             self._at_once = False
 
     def requested_by_any(self, step: int, device: torch.device) -> bool:
-        """Returns whether any process of a group has been asked to stop, so that all of them stop after the same step.
-
-        Args:
-            step: Number of steps done.
-            device: Device of the steps.
-        """
+        """Returns whether any process of a group has been asked to stop, so that all stop after the same ``step``."""
         # Hosts of GPUs are many steps ahead of them, and need not wait for each other in every step.
         every = _STEPS_BETWEEN_AGREEMENTS if device.type == "cuda" and processes.count() > 1 else 1
         return step % every == 0 and processes.any_of(self.requested)
@@ -83,9 +77,7 @@ class Interrupt:
         self.requested = outer is not None and outer.requested
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         outer = self._outer()
         for number, handler in self._previous.items():
             if self._last and self.requested:

@@ -11,12 +11,7 @@ _LONGEST = 120
 
 
 def clipped(text: str, longest: int = _LONGEST) -> str:
-    """Returns a text, with its middle left out if it is too long.
-
-    Args:
-        text: The text, such as a value from a user or a file.
-        longest: Largest number of characters of the result.
-    """
+    """Returns a text, such as a value from a user or a file, with its middle left out if it is too long."""
     if len(text) <= longest:
         return text
     half = (longest - 3) // 2
@@ -38,21 +33,14 @@ def printable(name: str) -> str:
 
     Python represents bytes of a name that the locale cannot decode, such as an umlaut in the C locale, by lone
     surrogates. They are decoded as UTF-8 here, or written as ``\xfc``.
-
-    Args:
-        name: A part of a path.
     """
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def one_line(text: str) -> str:
-    r"""Returns a text as one line without control characters, so that it can neither forge lines nor move a cursor.
+    r"""Returns a text with characters that are not printable written as escapes, such as ``\n`` and ``\x1b``.
 
-    Args:
-        text: The text, such as a message with a file's name.
-
-    Returns:
-        The text with all characters that are not printable written as escapes, such as ``\n`` and ``\x1b``.
+    So a message with a file's name can neither forge lines nor move a cursor.
     """
     with contextlib.suppress(UnicodeEncodeError):  # half of a pair that JSON may contain, and no file system
         text = printable(text)

@@ -313,7 +313,8 @@ esac"""
     monkeypatch.setattr(_library, "_loaded", {"_C": Path("already")})
 
     def show(*capabilities: tuple[int, int]) -> None:
-        monkeypatch.setattr(_library, "_capabilities", lambda: list(capabilities))
+        monkeypatch.setattr(architectures, "visible_capabilities", lambda: capabilities)
+        monkeypatch.setattr(compiling, "visible_capabilities", lambda: capabilities)
 
     return show
 
@@ -321,7 +322,7 @@ esac"""
 def test_two_machines_on_one_home_each_take_and_build_their_own(machine):
     digest = sources.source_digest()
     machine((8, 6))
-    first = compiling.module_directory("_C_cuda", [(8, 6)])
+    first = compiling.module_directory("_C_cuda")
     ada = forge(first / "_C_cuda.abi3.so", digest, 13, "86", "86")
     assert _library._find("_C_cuda")[0] == ada
     machine((8, 0))
@@ -330,7 +331,7 @@ def test_two_machines_on_one_home_each_take_and_build_their_own(machine):
     assert misfit == (
         f"{ada} was compiled for compute capability 8.6 and PTX of 8.6, but a GPU here has compute capability 8.0"
     )
-    second = compiling.module_directory("_C_cuda", [(8, 0)])
+    second = compiling.module_directory("_C_cuda")
     assert second != first
     ampere = forge(second / "_C_cuda.abi3.so", digest, 13, "80", "80")
     assert _library._find("_C_cuda")[0] == ampere

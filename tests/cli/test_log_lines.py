@@ -7,7 +7,7 @@ import logging
 import pytest
 from short_runs import run
 
-from voxelfield.cli import doctor
+from voxelfield.cli import machine
 from voxelfield.cli.command import main, one_line_records
 from voxelfield.messages import one_line
 
@@ -47,7 +47,7 @@ def test_an_error_of_a_verb_is_one_line(monkeypatch, caplog):
     def fail(options: object) -> None:
         raise ValueError(f"scene must exist, got {FORGED}")
 
-    monkeypatch.setattr(doctor, "run", fail)
+    monkeypatch.setattr(machine, "run_doctor", fail)
     assert main(["doctor"]) == 2
     (message,) = caplog.messages
     assert message.isprintable()

@@ -16,7 +16,7 @@ from PIL import Image
 
 import voxelfield
 from voxelfield.cli.command import main
-from voxelfield.cli.render import add_arguments, path_of
+from voxelfield.cli.render import add_render_arguments, path_of
 from voxelfield.components.refinement import RefinedCameras
 from voxelfield.datasets.scene import Scene
 from voxelfield.export import save_model
@@ -202,7 +202,7 @@ def test_paths_follow_cameras_that_were_refined(run):
     moved.c2w[:, 2, 3] += 5.0
     refined = dataclasses.replace(trained, cameras=RefinedCameras(given, moved))
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_render_arguments(parser)
     options = [str(run), "--data-root", str(FIXTURES), "--path", "interpolate", "--frames", "9"]
     (before, _), (after, _) = (path_of(of, parser.parse_args(options)) for of in (trained, refined))
     lift = torch.tensor([0.0, 0.0, 5.0]).expand(9, 3)

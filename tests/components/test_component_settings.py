@@ -59,7 +59,7 @@ class Run:
 def components(monkeypatch: pytest.MonkeyPatch) -> dict[str, type[ComponentSettings]]:
     """All components that there are, by name, all of other packages."""
     found: dict[str, type[ComponentSettings]] = {}
-    monkeypatch.setattr(registry, "_own", dict)
+    monkeypatch.setattr(registry, "_own", {})
     monkeypatch.setattr(registry, "_foreign", found)
     return found
 

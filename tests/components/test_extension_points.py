@@ -95,7 +95,7 @@ UNUSABLE = {
     "misread": ('bright: int = key("optimizer.nope")', "must read a key that exists, got optimizer.nope"),
     "untyped": ('bright: "Nowhere" = key("trainer.bright", 3)', "NameError: name 'Nowhere' is not defined"),
     "negative": ('bright: NotNegative = key("trainer.bright", -3.0)', "trainer.bright must be at least 0, got -3.0"),
-    "second": (f"{KEY}\n\n\nclass OtherSettings(BrightSettings):\n    pass", "a key and a name of its own"),
+    "second": (f"{KEY}\n\n\nclass OtherSettings(BrightSettings):\n    pass", "must have a key of its own"),
 }
 
 BACKGROUND = """
@@ -277,13 +277,18 @@ def test_a_package_that_cannot_be_used_harms_no_other_run(tmp_path: Path) -> Non
     install_component(tmp_path, "again", "again", HEAD + WEIGHT.replace("trainer.loss.bright", "trainer.loss.robust"))
     late = WEIGHT.replace('name = "bright"', 'name = "bright"\n    after = ("foo",)', 1)
     install_component(tmp_path, "late", "late:BrightSettings", HEAD + late)
+    check = "    def check(self, config, prefix):\n        raise KeyError(prefix)\n\n"
+    failing = WEIGHT.replace("bright", "dull").replace("    def build", f"{check}    def build")
+    install_component(tmp_path, "failing", "failing", HEAD + failing)
     done = run("train.py", "trainer.steps=-1", package=tmp_path)
     assert "component broken is not available, because there_is_no_such_module cannot be used" in done.stderr
-    assert "BrightSettings must have a key and a name of its own, got trainer.loss.robust" in done.stderr
+    assert "BrightSettings must have a key of its own, got trainer.loss.robust" in done.stderr
     assert "trainer.steps must be at least 1, got -1" in done.stderr
     done = run("train.py", *QUICK, "trainer.loss.bright=1", package=tmp_path)
     assert "BrightSettings.after must name components, average, bright" in done.stderr
     assert "got 'foo'" in done.stderr
+    done = run("train.py", *QUICK, "trainer.loss.dull=1", package=tmp_path)
+    assert "component dull of the package failing cannot be used: KeyError: ''" in done.stderr
 
 
 @pytest.mark.slow

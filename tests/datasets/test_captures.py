@@ -27,7 +27,7 @@ from voxelfield.datasets.registry import scene_in
 from voxelfield.datasets.scene import Split
 from voxelfield.installed import MissingPackageError
 from voxelfield.rendering.paths import orbit
-from voxelfield.warps.bounds import box_of_cameras, box_of_points
+from voxelfield.warps.choice import box_of_cameras, box_of_points
 
 LEGO = Path(__file__).parents[1] / "fixtures" / "lego"
 FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
@@ -258,7 +258,7 @@ def test_points_of_a_model_are_seen_where_its_cameras_say(tmp_path, split):
 
 
 def test_every_camera_model_is_compared_with_colmap():
-    assert COLMAP_TERMS.keys() == CAMERA_MODELS.keys()
+    assert COLMAP_TERMS.keys() == CAMERA_MODELS.keys() - {"EQUIRECTANGULAR"}
 
 
 @pytest.mark.parametrize("model", COLMAP_TERMS)

@@ -16,8 +16,8 @@ from PIL import Image
 
 import voxelfield
 from voxelfield.captures.capture import read_capture
-from voxelfield.datasets.colmap_files import find_model, is_colmap
-from voxelfield.datasets.lenses import READ_MODELS
+from voxelfield.datasets.colmap import find_model, is_colmap
+from voxelfield.datasets.lenses import CAMERA_MODELS
 
 pycolmap = pytest.importorskip("pycolmap")
 
@@ -144,7 +144,7 @@ def test_models_are_found_where_programs_leave_them(tmp_path, place, images):
     write_images(tmp_path / images)
     write_model(tmp_path / place)
     assert is_colmap(tmp_path)
-    assert find_model(tmp_path, None)[:2] == (tmp_path / place, tmp_path / images)
+    assert find_model(tmp_path, None) == (tmp_path / place, tmp_path / images)
     assert reds(tmp_path) == list(range(0, 80, 10))
 
 
@@ -259,7 +259,7 @@ def test_cameras_of_other_models_are_refused(tmp_path, monkeypatch):
     """As those of a later COLMAP would be."""
     write_images(tmp_path / "images")
     write_model(tmp_path / "sparse" / "0")
-    monkeypatch.delitem(READ_MODELS, "PINHOLE")
+    monkeypatch.delitem(CAMERA_MODELS, "PINHOLE")
     with pytest.raises(
         ValueError, match=r"camera 1 must be one of .*, got PINHOLE: undistort the images first \(colmap"
     ):

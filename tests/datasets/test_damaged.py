@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
 from fuzz_scenes import SCENES, write_files
 
-from voxelfield.datasets.colmap_files import check_binary_model
+from voxelfield.datasets.colmap import check_binary_model
 from voxelfield.datasets.loading import load_scene
 
 

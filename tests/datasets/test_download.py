@@ -305,10 +305,10 @@ def test_pooch_missing(tmp_path, monkeypatch):
 
 def test_lego_manifest():
     lego = load_manifest("lego")
-    assert lego.archives == (
+    assert lego.archives == [
         "https://cseweb.ucsd.edu/~viscomp/projects/LF/papers/ECCV20/nerf/nerf_example_data.zip",
         "https://huggingface.co/datasets/jkulhanek/nerfbaselines-data/resolve/main/blender/lego.zip",
-    )
+    ]
     train = {f"train/r_{index}.png" for index in range(100)}
     test = {f"test/r_{index}.png" for index in range(200)}
     assert set(lego.files) == train | test | {"transforms_train.json", "transforms_test.json"}

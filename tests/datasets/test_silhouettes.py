@@ -19,10 +19,9 @@ from voxelfield.datasets.poses import turned_about
 from voxelfield.datasets.scene import Split
 from voxelfield.datasets.silhouettes import Silhouette, box_of_silhouettes
 from voxelfield.grids.boxes import parse_box
-from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.cameras import Cameras, sees_box
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.paths import axes_looking
-from voxelfield.rendering.projection import sees_box
 from voxelfield.warps.choice import WarpConfig, choose_warp
 
 CENTRE, RADIUS = torch.tensor([0.3, -0.2, 0.4]), 0.5

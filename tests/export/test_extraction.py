@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from voxelfield.export import lattice, surfaces
-from voxelfield.export.lattice import Lattice, OccupiedVertices
+from voxelfield.export.lattice import Lattice, occupied_layers
 from voxelfield.export.surfaces import (
-    DensitySurface,
     Surface,
+    density_surface,
     extract_surface,
     half_absorbing_density,
     surface_normals,
@@ -61,11 +61,11 @@ def limit_memory(monkeypatch, slab: int, chunk: int = lattice.CHUNK) -> None:
         monkeypatch.setattr(module, "CHUNK", chunk)
 
 
-def surface_of(density, level: float = 1.0, occupied: Tensor | None = None) -> tuple[DensitySurface, CountingField]:
+def surface_of(density, level: float = 1.0, occupied: Tensor | None = None) -> tuple[Surface, CountingField]:
     occupancy, field = OccupancyGrid(8, BOX), CountingField(density)
     if occupied is not None:
         occupancy.occupied.copy_(occupied)
-    return DensitySurface(Model(field, occupancy), level), field
+    return density_surface(Model(field, occupancy), level), field
 
 
 def mesh_of(vertices: Tensor, faces: Tensor):
@@ -131,7 +131,8 @@ def test_values_at_the_level_itself_make_no_holes(monkeypatch):
     limit_memory(monkeypatch, 5)
     # Zero on a whole layer of the lattice, and on lines of it.
     surface, _ = surface_of(lambda points: torch.exp((points[:, 0] * 25).round() - (points[:, 1] * 7).floor()))
-    fine = Lattice((-1.0, -1.5, -1.0), (0.04, 1 / 7, 0.1), (51, 15, 31)).enlarged()
+    low, spacing = torch.tensor([[-1.0, -1.5, -1.0], [0.04, 1 / 7, 0.1]], dtype=torch.float64)
+    fine = Lattice(low, spacing, (51, 15, 31)).enlarged()
     vertices, faces = extract_surface(surface, fine)
     assert mesh_of(vertices, faces).is_watertight
     assert len(faces.unique(dim=0)) == len(faces)
@@ -141,7 +142,7 @@ def test_empty_cells_are_neither_evaluated_nor_part_of_the_surface():
     occupied = torch.zeros(8, 8, 8, dtype=torch.bool)
     occupied[2:4, 3:6, 1:7] = True
     surface, field = surface_of(lambda points: torch.ones(len(points)) * 9, occupied=occupied)
-    reached = OccupiedVertices(surface.model, LATTICE).layers(0, LATTICE.shape[0])
+    reached = occupied_layers(surface.model, LATTICE)(0, LATTICE.shape[0])
     vertices, faces = extract_surface(surface, LATTICE)
     low, high = torch.tensor(BOX)
     corners = torch.tensor([[2, 3, 1], [4, 6, 7]]) / 8 * (high - low) + low
@@ -175,23 +176,20 @@ def test_each_point_of_the_lattice_is_evaluated_once(monkeypatch):
     limit_memory(monkeypatch, 3, 100)
     surface, field = surface_of(lambda points: torch.full((len(points),), 0.5))
     extract_surface(surface, LATTICE)
-    assert sum(field.asked) == int(OccupiedVertices(surface.model, LATTICE).layers(0, LATTICE.shape[0]).sum())
+    assert sum(field.asked) == int(occupied_layers(surface.model, LATTICE)(0, LATTICE.shape[0]).sum())
 
 
-class HalfKnown(Surface):
+def half_known(points: Tensor) -> Tensor:
     """A ball of which nothing is known beyond a plane."""
-
-    elsewhere = float("nan")
-
-    def __call__(self, points: Tensor) -> Tensor:
-        value = 0.6 - (points - CENTRE).norm(dim=-1)
-        return torch.where(points[:, 2] < 0.5, value, torch.nan)
+    value = 0.6 - (points - CENTRE).norm(dim=-1)
+    return torch.where(points[:, 2] < 0.5, value, torch.nan)
 
 
 @pytest.mark.parametrize("slab", [3, 1000])
 def test_a_surface_ends_where_nothing_is_known(monkeypatch, slab):
     limit_memory(monkeypatch, slab)
-    vertices, faces = extract_surface(HalfKnown(Model(CountingField(ball), OccupancyGrid(8, BOX))), LATTICE)
+    surface = Surface(Model(CountingField(ball), OccupancyGrid(8, BOX)), half_known, math.nan)
+    vertices, faces = extract_surface(surface, LATTICE)
     assert (vertices - CENTRE).norm(dim=-1).sub(0.6).abs().max() < 0.09 / 200
     assert 0.5 - 0.09 < float(vertices[:, 2].max()) < 0.5
     mesh = mesh_of(vertices, faces)

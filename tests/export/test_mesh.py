@@ -298,7 +298,7 @@ def test_nested_boxes_are_fused_in_world_units():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "poisson"}, "surface must be one of density, tsdf, got 'poisson'"),
+        ({"kind": "poisson"}, r"surface must be one of \['density', 'tsdf'\], got 'poisson'"),
         ({"level": 0.0}, "level must be a density above 0, got 0"),
         ({"level": float("nan")}, "level must be a density above 0, got nan"),
         ({"kind": "tsdf", "level": 1.0}, "level must be left out for surface tsdf, which has none, got 1"),

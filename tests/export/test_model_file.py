@@ -21,8 +21,7 @@ from voxelfield.export import save_model
 from voxelfield.ops import sample_trilinear
 from voxelfield.rendering.bricks import can_bake, lattice_spacing
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.march import RenderSettings, visible_samples
-from voxelfield.rendering.visible_cells import pixel_stride, ray_spacing, visible_cells
+from voxelfield.rendering.march import RenderSettings, pixel_stride, ray_spacing, visible_cells, visible_samples
 from voxelfield.trained.loading import load as load_model
 from voxelfield.trained.model_file import (
     FORMAT,

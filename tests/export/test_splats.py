@@ -284,7 +284,7 @@ def test_wrong_arguments_are_named():
     cameras = cameras_around(2, 16)
     with pytest.raises(ValueError, match="count must be an int of at least 1, got 0"):
         splats_of(Model(field, occupancy, SAMPLING), cameras, count=0)
-    with pytest.raises(ValueError, match="fit_steps must not be negative, got -1"):
+    with pytest.raises(ValueError, match="fit_steps must be finite and not negative, got -1"):
         splats_of(Model(field, occupancy, SAMPLING), cameras, fit_steps=-1)
     with pytest.raises(ValueError, match="cameras must be at least one, got none"):
         splats_of(Model(field, occupancy, SAMPLING), cameras[[]], count=100)

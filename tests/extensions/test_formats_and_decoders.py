@@ -17,7 +17,7 @@ from installed_package import install
 from warm_python import warm_python
 
 import voxelfield
-from voxelfield.cli import export
+from voxelfield.cli.trained import add_export_arguments
 from voxelfield.config import Count
 from voxelfield.datasets import registry as datasets
 from voxelfield.export import registry as exports
@@ -249,7 +249,7 @@ def test_a_foreign_export_format_cannot_take_a_name(
     try:
         assert list(exports.formats())[-2:] == ["web", "c"]
         assert exports.formats()["mesh"].help
-        export.add_arguments(parser)
+        add_export_arguments(parser)
     finally:
         exports.formats.cache_clear()
     assert "--c: number of spheres, 100% round" in " ".join(parser.format_help().split())

@@ -21,7 +21,7 @@ from fuzz_messages import conversations
 from viewer_client import Client
 from viewer_scene import served_page
 
-from voxelfield.viewer.client_messages import LARGEST_CANVAS, RefusedMessageError, validated
+from voxelfield.viewer.server import LARGEST_CANVAS, RefusedMessageError, validated
 
 # The page ignores it, and pytest restores the filters of warnings before each test.
 pytestmark = pytest.mark.filterwarnings("ignore:Queued a")

@@ -19,7 +19,7 @@ from PIL import Image
 from warm_python import warm_python
 
 from voxelfield import __version__, _build, _library
-from voxelfield.cli import doctor
+from voxelfield.cli import machine
 from voxelfield.cli.command import TRAINING_PACKAGES, VERBS, exit_status, main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -269,14 +269,14 @@ def test_doctor_describes_this_machine(capsys: pytest.CaptureFixture[str]) -> No
 def test_doctor_tells_what_a_wheel_of_compiled_kernels_serves(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(_build.sources, "_PACKAGE", tmp_path)
     forge(tmp_path / "_C_cuda.abi3.so", "0123ab", cuda=13, sm="120", ptx="90")
-    assert list(doctor.packaged_kernels()) == [
+    assert list(machine.packaged_kernels()) == [
         ("_C in the package", "none"),
         (
             "_C_cuda in the package",
             "sources 0123ab; CUDA 13 (driver version 580 or later); compute capability 12.0 and PTX of 9.0; no macros",
         ),
     ]
-    ((name, found),) = doctor.compilers()
+    ((name, found),) = machine.compilers()
     assert name == "compilers"
     assert found == "not used: this voxelfield was installed from a wheel of compiled kernels"
 
@@ -286,7 +286,7 @@ def test_doctor_names_the_first_thing_that_fails(monkeypatch, capsys) -> None:
         raise RuntimeError("no compiled CPU kernels fit")
 
     monkeypatch.setattr(_library, "ensure_loaded", fail)
-    monkeypatch.setattr(doctor.ops, "sample_trilinear", lambda *_: fail("cpu"))
+    monkeypatch.setattr(machine.ops, "sample_trilinear", lambda *_: fail("cpu"))
     assert main(["doctor"]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "FAILED cpu kernels: no compiled CPU kernels fit"
 
@@ -327,7 +327,7 @@ def without_packages_for_training(tmp_path_factory: pytest.TempPathFactory) -> d
         f"for name in {sorted(TRAINING_PACKAGES.keys() - {'numpy'})!r}:\n"
         "    sys.modules[name] = None\n"
         "def version(name, found=importlib.metadata.version):\n"
-        f"    if name in {sorted(doctor.EXTRAS)!r}:\n"
+        f"    if name in {sorted(machine.EXTRAS)!r}:\n"
         "        raise importlib.metadata.PackageNotFoundError(name)\n"
         "    return found(name)\n"
         "importlib.metadata.version = version\n"
@@ -356,7 +356,7 @@ def test_verbs_that_train_nothing_need_no_package_for_training(without_packages_
 def test_doctor_names_each_optional_package_that_is_not_installed_and_its_extra(without_packages_for_training) -> None:
     *_, told = without_packages_for_training["doctor"]
     lines = told.splitlines()
-    for name, extra in doctor.EXTRAS.items():
+    for name, extra in machine.EXTRAS.items():
         assert f'{name:22} optional, not installed: pip install "voxelfield[{extra}]"' in lines
     assert lines[-1] == "all checks passed"
 
@@ -387,7 +387,7 @@ def test_a_package_that_a_verb_meets_as_it_runs_is_named_too(monkeypatch, capsys
     def fail(options: object) -> int:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
-    monkeypatch.setattr(doctor, "run", fail)
+    monkeypatch.setattr(machine, "run_doctor", fail)
     assert main(["doctor"]) == 2
     told = capsys.readouterr().err
     assert told == f'{package} must be installed for `voxelfield doctor`: pip install "voxelfield[train]"\n'
@@ -398,7 +398,7 @@ def test_a_module_of_no_such_package_is_a_fault_and_stays_one(monkeypatch, modul
     def fail(options: object) -> int:
         raise ModuleNotFoundError("No module", name=module)
 
-    monkeypatch.setattr(doctor, "run", fail)
+    monkeypatch.setattr(machine, "run_doctor", fail)
     with pytest.raises(ModuleNotFoundError):
         main(["doctor"])
 
@@ -413,7 +413,7 @@ def test_optional_packages_are_those_of_the_extras_for_users() -> None:
         for extra, packages in extras.items()
         for wanted in packages
         if wanted != "voxelfield[train]"
-    } == set(doctor.EXTRAS.items())
+    } == set(machine.EXTRAS.items())
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,13 +15,12 @@ from voxelfield.fields.decoders import Decoder
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.voxel_grid import VoxelGrid
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.march import Capacity, RenderSettings, march, visible_samples
+from voxelfield.rendering.march import Capacity, RenderSettings, march, visible_cells, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays, intersect_aabb
 from voxelfield.rendering.render import positions_on_rays, render, render_view
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.rigid import exp_se3
-from voxelfield.rendering.visible_cells import visible_cells
 from voxelfield.warps.ndc_box import NdcBox
 
 POSE = exp_se3(torch.tensor([[0.3, -0.2, 0.5, 0.4, -0.3, 0.2]], dtype=torch.float64))[0]

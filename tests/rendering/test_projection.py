@@ -9,9 +9,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.cameras import (
+    Cameras,
+    distance_to_nearest,
+    fraction_through_box,
+    pixels_of_rays,
+    views_of_points,
+)
 from voxelfield.rendering.lens import Lens
-from voxelfield.rendering.projection import distance_to_nearest, fraction_through_box, pixels_of_rays, views_of_points
 
 COUNT, WIDTH, HEIGHT = 5, 40, 30
 BOX = torch.tensor([[-50.0] * 3, [50.0] * 3])

@@ -397,11 +397,11 @@ def test_levels_that_are_off_leave_the_density_alone(device):
     field.grid.activate(6)
     field.grid.enable_copies(torch.float16 if device.type == "cuda" else torch.float32)
     density = field.pyramid_density()
-    assert [len(density.levels), density.weights[0].shape] == [2, (16, 8)]
+    assert [len(density.levels), density.density_weights[0].shape] == [2, (16, 8)]
     features = field.grid(points)[:, :8].float()
-    raw = torch.relu(features @ density.weights[0].T) @ density.weights[1].T
+    raw = torch.relu(features @ density.density_weights[0].T) @ density.density_weights[1].T
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if device.type == "cuda" else {}
-    torch.testing.assert_close(density.initial * raw[:, 0].exp(), field.density(points), **tolerance)
+    torch.testing.assert_close(density.density_initial * raw[:, 0].exp(), field.density(points), **tolerance)
 
 
 # --- with a limited capacity for samples

@@ -21,13 +21,13 @@ from voxelfield.models.dense import DenseConfig
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.rigid import exp_se3
 from voxelfield.settings import RunConfig, SceneConfig, parse
-from voxelfield.warps.bounds import stray_cameras
 from voxelfield.warps.choice import (
     NotForwardError,
     WarpConfig,
     choose_warp,
     ndc_box_of_cameras,
     nested_boxes_of_cameras,
+    stray_cameras,
 )
 from voxelfield.warps.ndc_box import NdcBox
 from voxelfield.warps.nested_boxes import NestedBoxes

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from voxelfield.report.charts import COLORS, line_chart, short
+from voxelfield.report.page import COLORS, line_chart, short
 
 WIDTH, HEIGHT = 400, 230
 

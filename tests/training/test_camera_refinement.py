@@ -26,6 +26,7 @@ from voxelfield.components.refinement import (
     refine_views,
     write_cameras,
 )
+from voxelfield.components.registry import Training
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
@@ -101,9 +102,11 @@ def session_of(scene: Scene, output: Path | None, *overrides: str, seed: int = 0
 # ------------------------------------------------------------------------------------------------------- the module
 
 
-def refinement_of(cameras: Cameras, **options) -> CameraRefinement:
-    settings = {"steps": 100, "pose_lr": 0.01, **options}
-    return CameraRefinement(cameras, torch.tensor([0.5, -1.0, 2.0]).to(cameras.c2w.device), **settings)
+def refinement_of(cameras: Cameras, unit: float = 1.0, pose_from: int = 0, **options) -> CameraRefinement:
+    given = {"pose_lr": 0.01, "final_factor": 1.0, "warm_up": 0.0, "focal_from": 0.0, **options}
+    settings = RefinementSettings(focal="focal_lr" in options, **given)
+    centre = torch.tensor([0.5, -1.0, 2.0]).to(cameras.c2w.device)
+    return CameraRefinement(cameras, settings, 100, centre, unit, pose_from)
 
 
 def test_cameras_are_the_given_ones_at_first(device):
@@ -134,7 +137,9 @@ def test_motions_turn_about_the_centre_and_focal_lengths_change_together():
 
 
 def test_rates_rise_then_decay_and_steps_go_downhill(device):
-    refinement = refinement_of(some_cameras().to(device), focal_lr=0.02, final_factor=0.01, warm_up=10, focal_from=9)
+    refinement = refinement_of(
+        some_cameras().to(device), focal_lr=0.02, final_factor=0.01, warm_up=0.1, focal_from=0.09
+    )
     seen, factors = [], []
     for number in (0, 4, 9, 50, 100):
         before = refinement.twists.detach().clone()
@@ -156,7 +161,7 @@ def test_rates_rise_then_decay_and_steps_go_downhill(device):
 
 
 def test_cameras_are_kept_before_the_rates_rise(device):
-    refinement = refinement_of(some_cameras().to(device), final_factor=0.01, warm_up=10, pose_from=40)
+    refinement = refinement_of(some_cameras().to(device), final_factor=0.01, warm_up=0.1, pose_from=40)
     numbers, seen = (0, 39, 40, 44, 70, 100), []
     for number in numbers:
         before = refinement.twists.detach().clone()
@@ -313,9 +318,9 @@ def astray(refined):
 
 def search(session: Session, split, starts: int = 48, exposure=None):
     twists = session.component(CameraRefinement).twists.detach().clone()
-    found = LostCameras(
-        session.component(CameraRefinement), session.model, split, session.config.trainer, starts, exposure
-    ).find()
+    components = [session.component(CameraRefinement), *([] if exposure is None else [exposure])]
+    searched = replace(session.scene, splits={"train": split})
+    found = LostCameras(starts, Training(session.config, searched, session.model, None, components)).find()
     assert torch.equal(session.component(CameraRefinement).twists, twists)
     return found
 
@@ -414,7 +419,7 @@ def test_copies_of_a_camera_keep_the_focal_length(device):
     with torch.no_grad():
         refinement.log_focal.fill_(math.log(1.25))
         refinement.twists.copy_(torch.randn(4, 6))
-    copies = refinement.copies(2, refinement.twists[[2, 2]], 2, steps=3, pose_lr=0.1, final_factor=0.5)
+    copies = refinement.copies(2, refinement.twists[[2, 2]], 2, pose_lr=0.1, steps=3)
     for copy in range(2):
         assert torch.equal(copies.refined().c2w[copy], refinement.refined().c2w[2])
         assert torch.equal(copies.refined().intrinsics[copy], refinement.refined().intrinsics[2] / 2)
@@ -437,7 +442,7 @@ def test_a_camera_can_be_brought_where_others_are(device, unit):
     for twist, place in zip(refinement.twists_towards(2, places), places, strict=True):
         refinement.set_pose(2, twist)
         torch.testing.assert_close(refinement.refined().c2w[2], place, rtol=0, atol=1e-5 * unit)
-        copies = refinement.copies(2, twist[None], 1, steps=3, pose_lr=0.1, final_factor=0.5)
+        copies = refinement.copies(2, twist[None], 1, pose_lr=0.1, steps=3)
         assert torch.equal(copies.refined().c2w[0], refinement.refined().c2w[2])
 
 

@@ -12,8 +12,7 @@ from toned_scene import EXPONENTS, turned, two_cameras, vignetted
 from torch import Tensor
 
 import voxelfield
-from voxelfield.components.exposure import AffineExposure
-from voxelfield.components.tones import CameraTones, distinct
+from voxelfield.components.exposure import AffineExposure, CameraTones, distinct
 from voxelfield.datasets.scene import Scene
 from voxelfield.models.batch import Batch
 from voxelfield.rendering.cameras import Cameras

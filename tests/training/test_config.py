@@ -24,6 +24,7 @@ from voxelfield.settings import (
     DataConfig,
     LoggerConfig,
     LossConfig,
+    OccupancyConfig,
     OptimizerConfig,
     RunConfig,
     SceneConfig,
@@ -456,7 +457,8 @@ def test_the_preset_of_a_scene_keeps_what_another_file_has_set(monkeypatch):
 def test_the_step_at_which_hidden_cells_are_emptied(share, steps, last, step):
     stages = [StageConfig(0, 8, crop=True), *([StageConfig(last, 9)] if last > 0 else [])]
     hidden = HiddenCellSettings(hidden_at=share)
-    found = hidden.step(steps, 100, stages) if hidden.is_on else steps
+    trainer = TrainerConfig(steps=steps, stages=stages, occupancy=OccupancyConfig(start=100))
+    found = hidden.step(trainer) if hidden.is_on else steps
     assert found == step if step is not None else found >= steps
 
 

@@ -20,7 +20,7 @@ from voxelfield.evaluation.evaluation import (
     write_table,
 )
 from voxelfield.evaluation.metrics import psnr, ssim
-from voxelfield.media.png import PngWriter
+from voxelfield.media.png import BackgroundWriter
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.pixels import composite_background
 
@@ -74,7 +74,7 @@ def test_the_background_is_part_of_the_truth(split):
 
 
 def test_views_are_chosen_and_named(split, tmp_path):
-    with PngWriter() as writer:
+    with BackgroundWriter() as writer:
         save = save_images(tmp_path, writer)
         result = evaluate_split(_renderer(split), split, WHITE, views=[2, 0], on_view=[save], progress=False)
     assert result.names == ("test/r_2", "r_0")
@@ -97,7 +97,7 @@ def test_pictures_are_rounded_and_metrics_are_not(split, tmp_path):
 
     split.images[..., :3].clamp_(max=250)
     split.images[..., 3] = 255
-    with PngWriter() as writer:
+    with BackgroundWriter() as writer:
         result = evaluate_split(render, split, WHITE, on_view=[save_images(tmp_path, writer)], progress=False)
     assert result.scores["psnr"] == pytest.approx([-20 * math.log10(0.3 / 255)] * 3, abs=0.01)
     with Image.open(tmp_path / "r_1.5.png") as image:

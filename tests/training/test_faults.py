@@ -24,7 +24,7 @@ from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene
 from voxelfield.media import png
-from voxelfield.media.png import PngWriter
+from voxelfield.media.png import BackgroundWriter
 from voxelfield.media.video import write_video
 from voxelfield.models.training import MemoryEstimate
 from voxelfield.report import page
@@ -138,7 +138,7 @@ def test_a_file_that_does_not_fit_leaves_nothing_but_the_one_before(make_session
 
 
 def write_picture(path: Path) -> None:
-    with PngWriter() as writer:
+    with BackgroundWriter() as writer:
         writer.save(path, torch.rand(64, 64, 3))
 
 

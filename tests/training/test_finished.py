@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from quick_presets import preset
 
-from voxelfield.runs.finished import finished_metrics
+from voxelfield.runs.results import finished_metrics
 from voxelfield.settings import RunConfig
 from voxelfield.training.checkpoints import changed_settings, recorded_settings
 

@@ -18,9 +18,8 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.export import save_model
 from voxelfield.export.lattice import Region
 from voxelfield.models.pyramid import PyramidConfig
-from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.cameras import Cameras, views_of_points
 from voxelfield.rendering.paths import path_named, reference_camera, seen_point, spiral
-from voxelfield.rendering.projection import views_of_points
 from voxelfield.rendering.rigid import compose, exp_se3
 from voxelfield.rendering.view_pictures import depth_bounds, depth_colors
 from voxelfield.runs.train import load_configured_scene

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from voxelfield.evaluation.lpips import Lpips, check_lpips, vgg16_blocks, weights_file
+from voxelfield.evaluation.metrics import Lpips, check_lpips, vgg16_blocks, weights_file
 from voxelfield.installed import MissingPackageError
 
 

@@ -103,9 +103,9 @@ def test_ssim_of_nearly_flat_images_keeps_its_digits(device):
 @pytest.mark.parametrize("metric", [psnr, ssim])
 def test_wrong_arguments_are_named(metric):
     image = torch.rand(12, 12, 3)
-    with pytest.raises(TypeError, match=r"truth must be floating point.*uint8"):
+    with pytest.raises(TypeError, match=r"truth must be float32 .*, got uint8"):
         metric(image, (image * 255).to(torch.uint8))
-    with pytest.raises(ValueError, match=r"\(12, 12, 3\), \(1, 12, 3\)"):
+    with pytest.raises(ValueError, match=r"truth must have shape \(12, 12, 3\), as prediction has, got \(1, 12, 3\)"):
         metric(image, image[:1])
     with pytest.raises(ValueError, match="must not be empty"):
         metric(image[:0], image[:0])

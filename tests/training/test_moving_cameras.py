@@ -13,14 +13,13 @@ import torch
 from quick_presets import preset
 
 import voxelfield
-from voxelfield.components.refinement import CameraRefinement, write_cameras
+from voxelfield.components.refinement import CameraRefinement, RefinementSettings, write_cameras
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.models.pixel_sampler import PixelSampler
-from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.cameras import Cameras, fraction_through_box
 from voxelfield.rendering.lens import Lens
-from voxelfield.rendering.projection import fraction_through_box
 from voxelfield.training.checkpoints import fingerprint
 from voxelfield.training.session import Session
 
@@ -87,7 +86,7 @@ def load_still(scene: Scene) -> Split:
 
 def test_refined_poses_take_their_rows_along(still, tmp_path):
     cameras = moving(still.train).cameras
-    refinement = CameraRefinement(cameras, torch.zeros(3), steps=10, pose_lr=1e-3)
+    refinement = CameraRefinement(cameras, RefinementSettings(pose_lr=1e-3), 10, torch.zeros(3))
     with torch.no_grad():
         refinement.twists.copy_(0.1 * torch.randn(len(cameras), 6))
     refined = refinement.cameras()
@@ -104,7 +103,7 @@ def test_refined_poses_take_their_rows_along(still, tmp_path):
     torch.testing.assert_close(found / 25, cameras.rolling[0, :6].view(2, 3))
     assert first["rolling_shutter_time"] == 1
     with pytest.raises(ValueError, match=r"camera\.focal must be false for images of a rolling shutter, got true"):
-        CameraRefinement(cameras, torch.zeros(3), steps=10, pose_lr=1e-3, focal_lr=1e-3)
+        CameraRefinement(cameras, RefinementSettings(focal=True), 10, torch.zeros(3))
 
 
 def test_depths_are_refused(scene):

@@ -5,13 +5,13 @@ import pytest
 import torch
 from PIL import Image
 
-from voxelfield.media.png import PngWriter
+from voxelfield.media.png import BackgroundWriter
 from voxelfield.rendering.pixels import to_uint8
 
 
 def test_png_holds_the_rounded_image(tmp_path, device):
     rgb = torch.rand(5, 7, 3, device=device) * 1.2 - 0.1
-    with PngWriter() as pictures:
+    with BackgroundWriter() as pictures:
         pictures.save(tmp_path / "folder" / "view.png", rgb)
     with Image.open(tmp_path / "folder" / "view.png") as image:
         assert image.mode == "RGB"
@@ -20,7 +20,7 @@ def test_png_holds_the_rounded_image(tmp_path, device):
 
 def test_images_written_in_the_background_are_those_that_were_given(tmp_path):
     given = torch.rand(50, 9, 7, 3)
-    with PngWriter() as pictures:
+    with BackgroundWriter() as pictures:
         for index, rgb in enumerate(given):
             passing = rgb.clone()
             pictures.save(tmp_path / "views" / f"{index}.png", passing)
@@ -33,7 +33,7 @@ def test_images_written_in_the_background_are_those_that_were_given(tmp_path):
 @pytest.mark.cuda
 def test_images_of_a_gpu_are_written_as_they_were(tmp_path):
     given = torch.rand(9, 9, 7, 3)
-    with PngWriter(1, waiting=2) as pictures:
+    with BackgroundWriter(1, waiting=2) as pictures:
         for index, rgb in enumerate(given):
             passing = rgb.cuda()
             pictures.save(tmp_path / f"{index}.png", passing)
@@ -45,12 +45,12 @@ def test_images_of_a_gpu_are_written_as_they_were(tmp_path):
 
 def test_an_image_that_cannot_be_written_is_an_error_in_the_end(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="file"), PngWriter() as pictures:
+    with pytest.raises(OSError, match="file"), BackgroundWriter() as pictures:
         pictures.save(tmp_path / "file" / "view.png", torch.rand(4, 4, 3))
 
 
 def test_a_closed_writer_takes_no_image(tmp_path):
-    pictures = PngWriter(1, waiting=1)
+    pictures = BackgroundWriter(1, waiting=1)
     pictures.close()
     for _ in range(2):  # the second one must not wait for room
         with pytest.raises(RuntimeError, match="shutdown"):
@@ -61,7 +61,7 @@ def test_an_error_of_the_caller_is_not_hidden_by_one_of_writing(tmp_path):
     (tmp_path / "file").touch()
 
     def draw() -> None:
-        with PngWriter() as pictures:
+        with BackgroundWriter() as pictures:
             pictures.save(tmp_path / "file" / "view.png", torch.rand(4, 4, 3))
             raise KeyError
 
@@ -74,7 +74,7 @@ def test_nobody_goes_on_drawing_for_a_folder_that_takes_no_more(tmp_path):
     drawn = []
 
     def draw() -> None:
-        with PngWriter() as pictures:
+        with BackgroundWriter() as pictures:
             for index in range(10_000):
                 drawn.append(index)
                 pictures.save(tmp_path / "file" / "view.png", torch.rand(4, 4, 3))

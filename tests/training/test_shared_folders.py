@@ -19,7 +19,7 @@ from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.evaluation.evaluation import check_pictures, evaluate_split, save_images
-from voxelfield.media.png import PngWriter
+from voxelfield.media.png import BackgroundWriter
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
 from voxelfield.run_directory import DirectoryInUseError
@@ -129,7 +129,7 @@ def grey(cameras: Cameras, index: int) -> View:
 
 def evaluate(split: Split, folder: Path, views: tuple[str, ...], render=grey) -> None:
     check_pictures("images", folder, views)
-    with PngWriter() as writer:
+    with BackgroundWriter() as writer:
         indices = [split.names.index(name) for name in views]
         evaluate_split(
             render, split, torch.ones(3), views=indices, on_view=[save_images(folder, writer)], progress=False

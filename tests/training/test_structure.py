@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from voxelfield.components.structure import VarianceWeightedError, structure_weights
+from voxelfield.components.structure import structure_weights
 from voxelfield.datasets.scene import Split
 from voxelfield.models.pixel_sampler import PixelSampler, opaque_where_masked
 from voxelfield.rendering.cameras import Cameras
@@ -76,7 +76,7 @@ def test_a_sampler_returns_the_weights_of_the_pixels_that_it_draws(device, maske
         assert not torch.equal(structure_weights(seen), structure_weights(images))
     assert torch.equal(opaque_where_masked(split), seen)
     sampler = PixelSampler(split, device)
-    VarianceWeightedError(sampler, 1.0)
+    sampler.carry("structure", structure_weights(sampler.images, sampler.sizes))
     batch = sampler.batch(200, BOX.to(device), "black")
     rgba, index = batch.rgba, batch.pixels
     assert torch.equal(batch["structure"].cpu(), structure_weights(seen.to(device)).view(-1)[index.cpu()])
@@ -89,6 +89,6 @@ def test_weights_on_the_host_are_the_same():
     split, index = split_of(photographs()), torch.arange(2 * HEIGHT * WIDTH, device=device)
     samplers = [PixelSampler(split, device, images=images) for images in ("device", "host")]
     for sampler in samplers:
-        VarianceWeightedError(sampler, 1.0)
+        sampler.carry("structure", structure_weights(sampler.images, sampler.sizes))
     on_device, on_host = (sampler.look_up("structure", index) for sampler in samplers)
     assert torch.equal(on_device, on_host)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from voxelfield.transfers import OnDevice, Uploads
+from voxelfield.devices import OnDevice, Uploads
 
 
 def test_on_the_cpu_nothing_is_copied():

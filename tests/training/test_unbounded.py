@@ -17,9 +17,8 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.export import save_model
 from voxelfield.rendering.alignment import pose_errors
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.march import RenderSettings, visible_samples
+from voxelfield.rendering.march import RenderSettings, count_visible_samples, visible_cells, visible_samples
 from voxelfield.rendering.rigid import compose, exp_se3
-from voxelfield.rendering.visible_cells import count_visible_samples, visible_cells
 from voxelfield.trained.checkpoint_file import load_checkpoint
 from voxelfield.training.session import Session
 from voxelfield.warps.nested_boxes import NestedBoxes

@@ -150,9 +150,9 @@ def test_a_run_that_is_killed_ends_as_if_it_never_was(tmp_path):
 AT_THE_REPORT = """
 import os, signal, sys
 from voxelfield.cli.train import main
-from voxelfield.report import page
+from voxelfield.runs import results
 
-page.write_report = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+results.write_report = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 main(sys.argv[1:])
 """
 

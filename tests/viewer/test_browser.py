@@ -14,8 +14,7 @@ from viewer_scene import served_page, session, trained_run
 from voxelfield.datasets.camera_path import read_camera_path
 from voxelfield.runs.watching import TrainingViewer
 from voxelfield.settings import LoggerConfig
-from voxelfield.viewer.pictures import Painter, viewpoint_of, viewpoint_of_camera
-from voxelfield.viewer.worker import Detail
+from voxelfield.viewer.pictures import Detail, Painter, viewpoint_of, viewpoint_of_camera
 
 # Chromium takes its time on a busy machine, and its timing decides.
 pytestmark = [pytest.mark.long]

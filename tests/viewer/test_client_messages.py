@@ -11,14 +11,13 @@ from types import SimpleNamespace
 import pytest
 from viewer_scene import served_page
 
-from voxelfield.viewer.client_messages import LARGEST_MESSAGE, RefusedMessageError, control_value
-
 pytest.importorskip("viser")
 
 from viewer_client import Client
 from websockets.exceptions import InvalidStatus
 
 from voxelfield.viewer import server
+from voxelfield.viewer.server import LARGEST_MESSAGE, RefusedMessageError, control_value
 
 PATIENCE = 60
 

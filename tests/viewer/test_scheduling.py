@@ -14,8 +14,7 @@ from viewer_scene import bricks, session, trained_run
 
 from voxelfield.runs.watching import TrainingViewer
 from voxelfield.settings import LoggerConfig
-from voxelfield.viewer.pictures import MODES, Painter, viewpoint_of
-from voxelfield.viewer.worker import PictureRequest, RenderWorker, _Client
+from voxelfield.viewer.pictures import MODES, Painter, PictureRequest, RenderWorker, _Client, viewpoint_of
 
 PATIENCE = 60
 
@@ -129,7 +128,7 @@ def test_a_movement_ends_a_sharp_picture(working, monkeypatch):
         return original(self, *arguments, rows=rows, **options)
 
     monkeypatch.setattr(Painter, "picture", slow)
-    monkeypatch.setattr("voxelfield.viewer.worker._BAND_SECONDS", 0.0)
+    monkeypatch.setattr("voxelfield.viewer.pictures._BAND_SECONDS", 0.0)
     worker.request(1, request_from(1, 64))
     assert reached.wait(PATIENCE)
     worker.request(1, request_from(2, 64))
@@ -172,7 +171,7 @@ def test_the_narrowest_pictures_are_drawn(working, mode, size, caplog):
 
 
 def test_a_newer_field_replaces_the_picture_without_a_movement(working, monkeypatch):
-    monkeypatch.setattr("voxelfield.viewer.worker._UPDATE_FRACTION", 1.0)
+    monkeypatch.setattr("voxelfield.viewer.pictures._UPDATE_FRACTION", 1.0)
     fields = [session().result()]
     worker, receiver = working(lambda: fields.pop() if fields else None)
     worker.request(1, request_from(2))

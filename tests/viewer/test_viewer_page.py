@@ -10,7 +10,7 @@ import torch
 from free_ports import free_port
 from viewer_scene import bricks, served_page, trained_run
 
-from voxelfield.cli import view
+from voxelfield.cli.trained import add_view_arguments, run_view
 from voxelfield.datasets.camera_path import read_camera_path
 from voxelfield.export import save_model
 from voxelfield.viewer.page import first_view
@@ -25,9 +25,9 @@ def test_a_model_file_is_served_without_its_scene(tmp_path):
     save_model(path, trained_run())
     shown = []
     parser = ArgumentParser()
-    view.add_arguments(parser)
+    add_view_arguments(parser)
     options = parser.parse_args([str(path), "--device", "cpu", "--port", str(free_port())])
-    view.run(options, wait=lambda page: shown.append(page.box))
+    run_view(options, wait=lambda page: shown.append(page.box))
     low, high = trained_run().occupancy.bounds()
     torch.testing.assert_close(shown[0], torch.stack((low, high)))
 

@@ -98,11 +98,7 @@ def parse_torch_list(text: str) -> Architectures:
 def architectures_for(capabilities: Sequence[Capability], known: Collection[str]) -> Architectures:
     """Chooses the architectures: ``TORCH_CUDA_ARCH_LIST``, else those of the GPUs at hand, else the common ones.
 
-    A GPU newer than nvcc gets PTX of the newest architecture that nvcc knows.
-
-    Args:
-        capabilities: Compute capabilities of the GPUs to serve; may be empty.
-        known: Architectures that the toolkit's nvcc compiles for, such as ``{"75", "80"}``.
+    A GPU newer than nvcc gets PTX of the newest architecture that nvcc knows; ``known`` are those that it compiles for.
     """
     requested = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
     if requested and requested != "native":

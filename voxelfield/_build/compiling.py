@@ -8,13 +8,12 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from .architectures import (
     Architectures,
-    Capability,
     architectures_for,
     cuda_major,
     find_cuda_home,
@@ -77,19 +76,15 @@ def choose_modules() -> tuple[list[str], str]:
     )
 
 
-def cuda_architectures(capabilities: Sequence[Capability] | None = None) -> Architectures:
-    """Chooses the architectures to compile for; ``capabilities`` are of the GPUs, None for those that torch sees."""
-    gpus = visible_capabilities() if capabilities is None else capabilities
-    return architectures_for(gpus, known_architectures(require_cuda_home()))
+def cuda_architectures() -> Architectures:
+    """Chooses the architectures to compile for, those of the GPUs that torch sees if there are any."""
+    return architectures_for(visible_capabilities(), known_architectures(require_cuda_home()))
 
 
 def extensions(names: Iterable[str], sources_relative_to: Path | None = None, strict: bool = False) -> list[Any]:
-    """Describes modules as a list of ``setuptools.Extension``.
+    """Describes modules, ``_C`` and/or ``_C_cuda``, as a list of ``setuptools.Extension``.
 
-    Args:
-        names: ``_C`` and/or ``_C_cuda``.
-        sources_relative_to: Folder that source paths are given relative to (setuptools wants that in setup.py).
-        strict: Makes warnings errors, as CI does.
+    In setup.py, setuptools wants paths of sources relative to its folder. ``strict`` makes warnings errors, as CI does.
     """
     from torch.utils import cpp_extension
 
@@ -232,14 +227,9 @@ def build_command() -> Any:
 
 
 def build(name: str, directory: Path, objects: Path | None = None, strict: bool = False) -> Path:
-    """Compiles a module into a directory and returns its path.
+    """Compiles a module into a directory, where it replaces an earlier one in one step, and returns its path.
 
-    Args:
-        name: ``_C`` or ``_C_cuda``.
-        directory: Folder for the module; created if missing. A module already there is replaced in one step.
-        objects: Folder in which object files stay, so that the next build compiles only what changed; a temporary
-            folder if None.
-        strict: Makes warnings errors, as CI does.
+    Object files stay in the folder ``objects``, so that the next build compiles only what changed; none stay if None.
     """
     from setuptools import Distribution
 
@@ -268,12 +258,12 @@ def cache_directory() -> Path:
     return Path(base) / f"voxelfield_{source_digest()}"
 
 
-def module_directory(name: str, capabilities: Sequence[Capability] | None = None) -> Path:
+def module_directory(name: str) -> Path:
     """Returns the folder in the cache for a module with this environment's options.
 
     A home shared by several machines has one for each set of GPUs and each major version of CUDA.
     """
     if name == CPU_MODULE:
         return cache_directory() / "cpu"
-    cuda, chosen = cuda_major(require_cuda_home()), cuda_architectures(capabilities)
+    cuda, chosen = cuda_major(require_cuda_home()), cuda_architectures()
     return cache_directory() / re.sub(r"[;,]", "_", f"cuda{cuda}_{chosen.torch_list()}_{requested_variant()}")

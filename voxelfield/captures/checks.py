@@ -14,9 +14,8 @@ from torch.nn import functional as F
 from voxelfield.captures.capture import Capture
 from voxelfield.datasets.measures import BLURRED, ENOUGH_SKY
 from voxelfield.datasets.poses import OPENCV_AXES, likely_mistake, turned_about
-from voxelfield.rendering.cameras import Cameras, viewing_poses
-from voxelfield.rendering.projection import sees_box
-from voxelfield.warps.bounds import stray_cameras
+from voxelfield.rendering.cameras import Cameras, sees_box, viewing_poses
+from voxelfield.warps.choice import stray_cameras
 
 FEW_VIEWS = 20
 # Extents of a scene, in world units, beyond which float32 and the settings' defaults serve badly.
@@ -72,7 +71,7 @@ def doubtful_poses(capture: Capture) -> Finding | None:
 
 
 def cameras_astray(capture: Capture) -> Finding | None:
-    """Warns of a few cameras far from all others; see :func:`voxelfield.warps.bounds.stray_cameras`."""
+    """Warns of a few cameras far from all others; see :func:`voxelfield.warps.choice.stray_cameras`."""
     astray = stray_cameras(capture.c2w)
     if not astray.any():
         return None

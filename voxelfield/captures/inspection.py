@@ -24,11 +24,8 @@ from voxelfield.media.html import page_template
 from voxelfield.messages import one_line, printable
 from voxelfield.rendering.pixels import jpeg_bytes
 
-PICTURE = "inspect.png"
-"""Name of the picture."""
-
-PAGE = "inspect.html"
-"""Name of the page."""
+PICTURE, PAGE = "inspect.png", "inspect.html"
+"""Names of the picture and of the page."""
 
 _MAX_VIEWS = 200  # on the page, besides those with a finding
 _AGREEMENT = 0.3  # length of the mean up direction below which it is not meaningful

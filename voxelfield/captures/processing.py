@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from PIL import ExifTags, Image, ImageOps
 
-from voxelfield.captures.photographs import copy_photographs, extract_frames, photographs_in
-from voxelfield.datasets.images import Size, image_size
+from voxelfield.datasets.images import Size, image_files, image_size, in_threads, open_image
 from voxelfield.datasets.lenses import CAMERA_MODELS
+from voxelfield.datasets.measures import sharpness
 from voxelfield.files import IMAGE_SUFFIXES, read_json_object
 from voxelfield.installed import MissingPackageError, import_optional
 
@@ -27,6 +29,10 @@ REPORT = "report.json"
 
 OUTPUTS = ("images", "sparse", REPORT)
 """Names of the files and folders that :func:`process` writes."""
+
+# Formats and suffixes that COLMAP reads; other photographs become PNG. Phones write MPO, an extended JPEG, as .jpg.
+_READABLE, _READABLE_SUFFIXES = ("PNG", "JPEG", "MPO"), (".png", ".jpg", ".jpeg")
+_JPEG_QUALITY = 95
 
 _OLDEST_MAJOR = 4
 _NO_DIRECTION = 0.3  # length of a mean direction below which photographs disagree too much to have one
@@ -88,9 +94,6 @@ def process(
         max_size: Longest side in pixels to which larger photographs are reduced.
         overwrite: Replace the results of an earlier call.
 
-    Returns:
-        The report.
-
     Raises:
         MissingPackageError: pycolmap is not installed or too old, or PyAV is not installed for a video.
         FileNotFoundError: There is no such source.
@@ -136,9 +139,8 @@ def process(
 def _check_replaceable(folder: Path, overwrite: bool) -> None:
     """Raises FileExistsError if results would replace files that no earlier call has written."""
     present = [name for name in OUTPUTS if (folder / name).exists() or (folder / name).is_symlink()]
-    listed = {REPORT}
     try:
-        listed.update(read_json_object(folder / REPORT)["files"])
+        listed = {REPORT, *read_json_object(folder / REPORT)["files"]}
     except (OSError, ValueError, KeyError, TypeError):
         listed = set()
     others = sorted({path.relative_to(folder).as_posix() for path in _files_in(folder, present)} - listed)
@@ -176,6 +178,94 @@ def _photographs_of(source: Path) -> list[Path] | None:
     return photographs
 
 
+def photographs_in(folder: Path) -> list[Path]:
+    """Lists the photographs of a folder, without its subfolders, sorted by name."""
+    return [path for path in image_files(folder) if path.is_file()]
+
+
+def copy_photographs(photographs: Sequence[Path], folder: Path, max_size: int) -> None:
+    """Copies photographs to a new folder, upright, and reduced where their longest side is above ``max_size`` pixels.
+
+    The EXIF orientation is applied to the pixels and removed, because later steps read pixels as they are stored. PNG
+    and JPEG files that need no change are copied byte by byte; other formats become PNG. Raises ValueError for a
+    photograph that :func:`voxelfield.datasets.images.open_image` refuses, or if two copies would have one name.
+    """
+    targets: dict[str, Path] = {}
+    for path in photographs:
+        name = path.name if path.suffix.lower() in _READABLE_SUFFIXES else f"{path.stem}.png"
+        if targets.setdefault(name, path) != path:
+            raise ValueError(f"photographs must have different names, got {targets[name]} and {path}")
+    folder.mkdir(parents=True)
+
+    def copy(name: str) -> None:
+        path = targets[name]
+        with open_image(path, upright=True) as image:
+            image.load()
+            turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
+            upright = ImageOps.exif_transpose(image) if turned else image
+        if name == path.name and image.format in _READABLE and not turned and max(image.size) <= max_size:
+            shutil.copyfile(path, folder / name)
+        else:
+            _save(upright, folder / name, max_size)
+
+    in_threads(copy, list(targets), "copied")
+
+
+def extract_frames(video: Path, folder: Path, count: int, max_size: int) -> None:
+    """Writes frames of a video, spread evenly: the sharpest of each of ``count`` windows of equal length.
+
+    They go to a new folder, as JPEG, reduced where their longest side is above ``max_size`` pixels. If the video has
+    fewer frames than ``count``, all are written. Raises ValueError if FFmpeg cannot read the file.
+    """
+    best: dict[int, tuple[float, Image.Image]] = {}
+    for window, frame in _windows(video, count):
+        folder.mkdir(parents=True, exist_ok=True)
+        for finished in best.keys() - {window}:
+            _save(best.pop(finished)[1], folder / f"frame_{finished:05d}.jpg", max_size)
+        measured = sharpness(frame)
+        if window not in best or measured > best[window][0]:
+            best[window] = measured, frame
+    for window, (_, frame) in best.items():
+        _save(frame, folder / f"frame_{window:05d}.jpg", max_size)
+
+
+def _windows(video: Path, count: int) -> Iterator[tuple[int, Image.Image]]:
+    """Yields the frames of a video, upright, each with the number of the window that contains it."""
+    av = import_optional("av", "read a video")
+    try:
+        with av.open(str(video)) as container:
+            total = sum(packet.size > 0 for packet in container.demux(video=0))
+        if total == 0:
+            raise ValueError("it has no frame")
+        windows, index = min(count, total), 0
+        with av.open(str(video)) as container:
+            container.streams.video[0].thread_type = "AUTO"
+            for packet in container.demux(video=0):
+                with contextlib.suppress(av.InvalidDataError):  # a damaged frame among others
+                    for frame in packet.decode():
+                        # Phones record their orientation. A damaged video may have more frames than were counted.
+                        upright = frame.to_image().rotate(frame.rotation, expand=True)
+                        yield min(index * windows // total, windows - 1), upright
+                        index += 1
+    except (OSError, ValueError, IndexError, av.FFmpegError) as error:
+        raise ValueError(f"{video}: must be a video that FFmpeg can read ({error})") from error
+
+
+def _save(image: Image.Image, path: Path, max_size: int) -> None:
+    """Writes an image, reduced if its longest side is above ``max_size``."""
+    # Structure from motion starts from the focal length in EXIF, which stays valid when the image is resized.
+    exif = image.getexif()
+    exif.pop(ExifTags.Base.Orientation, None)
+    if max(image.size) > max_size:
+        # Pillow does not interpolate the colours of a palette.
+        image = image.convert("RGBA") if image.mode == "P" else image
+        image = ImageOps.contain(image, (max_size, max_size), Image.Resampling.LANCZOS)
+    if path.suffix.lower() == ".png":
+        image.save(path, exif=exif)
+    else:
+        image.convert("RGB").save(path, quality=_JPEG_QUALITY, subsampling=0, exif=exif)
+
+
 def _check_camera_model(name: str) -> None:
     """Raises unless pycolmap is installed and recent enough, and the loaders support a camera model."""
     pycolmap = import_optional("pycolmap", "find poses", "colmap")
@@ -185,7 +275,7 @@ def _check_camera_model(name: str) -> None:
             f"pycolmap must be {_OLDEST_MAJOR}.0 or later to find poses, got {pycolmap.__version__}: "
             'pip install -U "voxelfield[colmap]"'
         )
-    known = sorted(CAMERA_MODELS.keys() & pycolmap.CameraModelId.__members__.keys())
+    known = sorted((CAMERA_MODELS.keys() & pycolmap.CameraModelId.__members__.keys()) - {"EQUIRECTANGULAR"})
     if name not in known:
         raise ValueError(f"camera_model must be one of {', '.join(known)}, got {name!r}")
 

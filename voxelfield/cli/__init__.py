@@ -1,1 +1,1 @@
-"""The command ``voxelfield``: one file per verb."""
+"""The command ``voxelfield``: its verbs, in files by what they need."""

@@ -27,19 +27,23 @@ logger = logging.getLogger(__name__)
 # Only the records of these loggers are escaped: other packages may log several lines.
 _LOGGERS = ("voxelfield", "train")
 
+# The module of each verb in this package, and its purpose.
 VERBS = {
-    "train": "fit a field to a scene: a folder or a name, and overrides as of train.py, such as trainer=fast",
-    "eval": "compare a trained field with views of its scene",
-    "render": "render a trained field along a path, as a video or as images",
-    "view": "explore a trained field in a browser",
-    "report": "rewrite the report of a finished run",
-    "export": "write a trained field as a mesh, points or a volume, or its scene's cameras",
-    "download": "fetch a public scene",
-    "process": "find the poses of photographs or of a video's frames",
-    "inspect": "draw a scene's cameras, box and images, and warn of common problems",
-    "doctor": "check this machine: versions, compilers, GPUs, compiled kernels and optional packages",
-    "build": "compile the extension now instead of on first use",
-    "bench": "time the sampling op against torch's grid_sample",
+    "train": (
+        "train",
+        "fit a field to a scene: a folder or a name, and overrides as of train.py, such as trainer=fast",
+    ),
+    "eval": ("trained", "compare a trained field with views of its scene"),
+    "render": ("render", "render a trained field along a path, as a video or as images"),
+    "view": ("trained", "explore a trained field in a browser"),
+    "report": ("trained", "rewrite the report of a finished run"),
+    "export": ("trained", "write a trained field as a mesh, points or a volume, or its scene's cameras"),
+    "download": ("scenes", "fetch a public scene"),
+    "process": ("scenes", "find the poses of photographs or of a video's frames"),
+    "inspect": ("scenes", "draw a scene's cameras, box and images, and warn of common problems"),
+    "doctor": ("machine", "check this machine: versions, compilers, GPUs, compiled kernels and optional packages"),
+    "build": ("machine", "compile the extension now instead of on first use"),
+    "bench": ("machine", "time the sampling op against torch's grid_sample"),
 }
 
 _NAMED_ALIKE = ("numpy", "tensorboard", "jinja2", "matplotlib", "safetensors", "imageio", "av", "pooch", "tqdm")
@@ -69,10 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     verb, *rest = given
     if verb not in VERBS:
-        print(f"verb must be one of {', '.join(VERBS)}, got {verb!r}", file=sys.stderr)  # noqa: T201
-        return 2
+        return complain(f"verb must be one of {', '.join(VERBS)}, got {verb!r}", 2)
     try:
-        module = _imported(f"voxelfield.cli.{verb}")
+        module = _imported(f"voxelfield.cli.{VERBS[verb][0]}")
         if verb == "train":
             # It handles signals itself: it stops after a step and saves a checkpoint.
             status: int = module.main(rest)
@@ -82,12 +85,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         package = TRAINING_PACKAGES.get((error.name or "").partition(".")[0])
         if package is None:
             raise
-        how = 'pip install "voxelfield[train]"'
-        print(f"{package} must be installed for `voxelfield {verb}`: {how}", file=sys.stderr)  # noqa: T201
-        return 2
+        return complain(f'{package} must be installed for `voxelfield {verb}`: pip install "voxelfield[train]"', 2)
     except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)  # noqa: T201
-        return INTERRUPTED
+        return complain("stopped", INTERRUPTED)
+
+
+def complain(message: str, status: int) -> int:
+    """Prints a message in one line to the standard error stream, and returns the exit status."""
+    print(one_line(clipped(message, LONGEST_MESSAGE)), file=sys.stderr)  # noqa: T201
+    return status
 
 
 def _imported(name: str) -> ModuleType:
@@ -126,22 +132,23 @@ class _Parser(argparse.ArgumentParser):
 def _run(verb: str, module: ModuleType, arguments: Sequence[str]) -> int:
     """Runs a verb on its part of the command line and returns the exit status.
 
-    Its module has ``add_arguments(parser)`` and ``run(options)``, which may return an exit status; its docstring is the
-    description.
+    Its module has ``add_VERB_arguments(parser)`` and ``run_VERB(options)``, which may return an exit status, and whose
+    docstring is the description.
     """
     from voxelfield import processes
 
     alone = verb != "build"
     only = "This command is run by one process; several of torchrun or srun are refused." if alone else None
-    parser = _Parser(prog=f"voxelfield {verb}", description=module.__doc__, epilog=only)
+    run, add_arguments = getattr(module, f"run_{verb}"), getattr(module, f"add_{verb}_arguments")
+    parser = _Parser(prog=f"voxelfield {verb}", description=run.__doc__, epilog=only)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     with one_line_records():
-        module.add_arguments(parser)
+        add_arguments(parser)
         try:
             options = parser.parse_args(arguments)
             if alone and (count := processes.started()) > 1:
                 raise ValueError(f"{verb} must be run by one process, got {count} that torchrun or srun has started")
-            result: int = module.run(options) or 0
+            result: int = run(options) or 0
             return result
         except Exception as error:
             status = exit_status(error)
@@ -188,6 +195,6 @@ def one_line_records() -> Iterator[None]:
 
 def _print_usage() -> None:
     width = max(map(len, VERBS))
-    verbs = "\n".join(f"  {verb:{width}}  {purpose}" for verb, purpose in VERBS.items())
+    verbs = "\n".join(f"  {verb:{width}}  {purpose}" for verb, (_, purpose) in VERBS.items())
     more = "`voxelfield VERB --help` lists the options, and `voxelfield --version` prints the version."
     print(f"usage: voxelfield VERB ...\n\n{verbs}\n\n{more}")  # noqa: T201

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -26,7 +26,7 @@ from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 
 from voxelfield import processes
-from voxelfield.cli.command import INTERRUPTED, exit_status
+from voxelfield.cli.command import INTERRUPTED, complain, exit_status
 from voxelfield.devices import choose_device
 from voxelfield.interrupt import SIGNALS, Interrupt
 from voxelfield.settings import RunConfig
@@ -92,11 +92,7 @@ def launch(count: int, device: str) -> int:
     """Runs this program's command line in several processes on this machine; returns the exit status.
 
     Signals are passed on to them. They stop together and write their checkpoint, however long that takes. If one ends
-    otherwise, the others are ended.
-
-    Args:
-        count: The number of processes.
-        device: The kind of their devices, ``cpu`` or ``cuda``.
+    otherwise, the others are ended, and a message names it and its device, of the kind ``cpu`` or ``cuda``.
     """
     # Imported here, because no other run needs them.
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
@@ -152,8 +148,7 @@ def launch(count: int, device: str) -> int:
     name = "cpu" if device == "cpu" else f"cuda:{failure.local_rank}"
     described = _described(failure.local_rank, count, name)
     hint = ", as the system does when memory runs out" if failure.exitcode == -signal.SIGKILL else ""
-    print(f"{described} was ended by {failure.signal_name()}{hint}", file=sys.stderr)  # noqa: T201
-    return 1
+    return complain(f"{described} was ended by {failure.signal_name()}{hint}", 1)
 
 
 def join(settings: RunConfig) -> None:
@@ -185,28 +180,31 @@ def join(settings: RunConfig) -> None:
         raise ConnectionError(f"the processes must find each other at {address}, got: {reason}") from error
 
 
-def leaves_group(program: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
-    """Decorates a program, which returns its exit status: it leaves the group that it may have joined."""
+def leave(status: int) -> None:
+    """Leaves the group that this process may have joined, at the end of the program, which has an exit status.
 
-    @functools.wraps(program)
-    def leaving(arguments: Sequence[str]) -> int:
-        try:
-            status = program(arguments)
-        except SystemExit as ended:
-            if not distributed.is_initialized():
-                raise
-            status = ended.code if isinstance(ended.code, int) else 1
-        if distributed.is_initialized():
-            _wait_for_first(status)
-            if status != 0:
-                # Leaving in order would wait for the other processes, which may have ended.
-                logging.shutdown()
-                sys.stdout.flush()
-                os._exit(status)
-            distributed.destroy_process_group()
-        return status
-
-    return leaving
+    Processes that have succeeded wait until the first one ends, which may serve their store: by its end, a process
+    would break collective calls of gloo that only the others have yet to complete.
+    """
+    if not distributed.is_initialized():
+        return
+    with contextlib.suppress(RuntimeError):  # other processes have ended, and maybe the store with them
+        notes = _notes()
+        if processes.is_first():
+            notes.set("first_ends", "")
+            if status in (0, INTERRUPTED):
+                others = [f"ends/{rank}" for rank in range(1, processes.count())]
+                notes.wait(others, timedelta(seconds=_VERDICT_SECONDS))
+        elif status == 0:
+            while not notes.check(["first_ends"]):
+                time.sleep(_POLL_SECONDS)
+            notes.set(f"ends/{processes.rank()}", "")
+    if status != 0:
+        # Leaving in order would wait for the other processes, which may have ended.
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(status)
+    distributed.destroy_process_group()
 
 
 @contextlib.contextmanager
@@ -243,24 +241,6 @@ def failing_together() -> Iterator[None]:
             raise
 
 
-def _wait_for_first(status: int) -> None:
-    """Keeps processes that have succeeded until the first one ends, which may serve their store.
-
-    By its end, a process would break collective calls of gloo that only the others have yet to complete.
-    """
-    with contextlib.suppress(RuntimeError):  # other processes have ended, and maybe the store with them
-        notes = _notes()
-        if processes.is_first():
-            notes.set("first_ends", "")
-            if status in (0, INTERRUPTED):
-                others = [f"ends/{rank}" for rank in range(1, processes.count())]
-                notes.wait(others, timedelta(seconds=_VERDICT_SECONDS))
-        elif status == 0:
-            while not notes.check(["first_ends"]):
-                time.sleep(_POLL_SECONDS)
-            notes.set(f"ends/{processes.rank()}", "")
-
-
 def _notes() -> distributed.Store:
     """Returns a connection to the group's store, with a prefix for notes between processes."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -292,12 +272,7 @@ def reserve_device(requested: str, folder: Path) -> Iterator[str]:
     and CUDA reads ``CUDA_VISIBLE_DEVICES`` only once in a process. A lock ends with its process, in whatever way that
     ends. GPUs have unique names, so a sweep may also run on several machines with a folder in common.
 
-    Args:
-        requested: The device as configured; one other than ``auto`` and ``cuda`` is yielded as it is, as is the CPU.
-        folder: Folder of the sweep.
-
-    Yields:
-        The device to configure instead, such as ``cuda:1``.
+    Yields the device to configure instead, such as ``cuda:1``; a device other than ``auto`` and ``cuda`` as it is.
     """
     if requested not in ("auto", "cuda") or not torch.cuda.is_available():
         yield requested

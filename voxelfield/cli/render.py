@@ -1,4 +1,4 @@
-"""Render a trained field along a camera path, as a video or as numbered images."""
+"""The verb ``render``: a trained field along a camera path, as a video or as numbered images."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import voxelfield
-from voxelfield.cli.scenes import add_run_arguments, load_scene_of, number
+from voxelfield.cli.trained import add_run_arguments, number, scene_options
 from voxelfield.config import Range
 from voxelfield.datasets.camera_path import read_camera_path
+from voxelfield.devices import AHEAD
 from voxelfield.media.frame_folder import FrameFolder, farthest
 from voxelfield.media.video import FPS_RANGE, LARGEST_SIDE, check_video, write_video
 from voxelfield.rendering.cameras import Cameras
@@ -30,7 +31,6 @@ from voxelfield.rendering.renderer import MAX_RAYS_ACROSS, FieldRenderer
 from voxelfield.rendering.view_pictures import PICTURES, depth_bounds, depth_range, picture
 from voxelfield.run_directory import VIDEO
 from voxelfield.trained.trained_model import TrainedModel
-from voxelfield.transfers import AHEAD
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ def _encoding(text: str) -> None:
     )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_render_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     add = parser.add_argument
     add_run_arguments(parser)
@@ -122,8 +122,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--overwrite", action="store_true", help="delete the frames of another run, path or size in the folder first")
 
 
-def run(options: argparse.Namespace) -> None:
-    """Renders the path."""
+def run_render(options: argparse.Namespace) -> None:
+    """Render a trained field along a camera path, as a video or as numbered images."""
     out = options.out or Path(f"{options.path.stem}.mp4" if isinstance(options.path, Path) else VIDEO)
     is_video = out.suffix != ""
     # Refused before anything is loaded.
@@ -168,7 +168,7 @@ def path_of(trained: TrainedModel, options: argparse.Namespace) -> tuple[Cameras
         cameras, fps = known.cameras, known.fps
     else:
         split, frames, fps = options.split or "train", options.frames or 120, FPS
-        around = load_scene_of(trained, options, (split,)).split(split).cameras
+        around = trained.load_scene((split,), **scene_options(options)).split(split).cameras
         if trained.cameras is not None:
             around = trained.cameras.follow(around)
         scene = (trained.model.centre, trained.model.warp, trained.render)
@@ -222,13 +222,8 @@ def _digest(*modules: nn.Module) -> str:
 def _checked(views: Iterator[View], total: int, *, delay: int = 0) -> Iterator[View]:
     """Yields views under a progress bar; warns in the end if none of them shows anything.
 
-    Args:
-        views: The views.
-        total: Number of views.
-        delay: Number of views that may be queued on the device before one is checked.
-
-    Raises:
-        FloatingPointError: A view contains NaN or infinity. The last ``delay`` views may have been yielded.
+    Raises FloatingPointError if a view contains NaN or infinity. So as not to wait for the device, each view is checked
+    only when ``delay`` others have been yielded after it.
     """
     visible = False
     # Left on the device: reading them would synchronise with the rendering of this view.

@@ -1,66 +1,93 @@
-"""Command-line arguments shared by several verbs: a trained run, a split of its scene, and numbers in a range."""
+"""The verbs that get scenes, and look at them: ``download``, ``process`` and ``inspect``.
+
+The packages that the last two need are imported where they run, because ``download`` needs none of them.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import logging
 from pathlib import Path
-from typing import Any
 
-import voxelfield
-from voxelfield.config import Range
-from voxelfield.datasets.scene import Scene, Split
-from voxelfield.messages import clipped
-from voxelfield.trained.trained_model import TrainedModel
+from voxelfield.datasets.download import download, downloadable_scenes
+
+logger = logging.getLogger(__name__)
+
+# Below this fraction of the photographs, something about the capture or the settings is likely wrong.
+_FEW = 0.8
 
 
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds RUN and where its scene is."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory, a checkpoint or a model file")
-    parser.add_argument("--data-root", type=Path, help="folder of scenes (default: data.root of the run)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<index> (default: auto)")
-    parser.add_argument(
-        "--missing-images", choices=("error", "skip"), help="how to handle missing images (default: as in the run)"
+def add_download_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
+    parser.add_argument("scene", help=f"one of: {', '.join(downloadable_scenes())}")
+    parser.add_argument("--root", type=Path, default=Path("data"), help="folder of scenes (default: data)")
+    parser.add_argument("--url", action="append", help="zip archive to try instead of the public ones; may be repeated")
+
+
+def run_download(options: argparse.Namespace) -> None:
+    """Fetch a public scene."""
+    download(options.scene, options.root, options.url)
+
+
+def add_process_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
+    add = parser.add_argument
+    add("source", type=Path, metavar="PHOTOS_OR_VIDEO", help="a folder of photographs, or a video")
+    add("-o", "--out", dest="folder", type=Path, required=True, metavar="FOLDER", help="the scene's folder")
+    sharpest = "number of frames to take from a video, the sharpest of each equal part (default: 120)"
+    add("--frames", type=int, default=120, help=sharpest)
+    matching = "match all photographs, or neighbours by name (default: exhaustive, for a video sequential)"
+    add("--matching", choices=("exhaustive", "sequential"), help=matching)
+    model = "camera model of COLMAP, such as PINHOLE, SIMPLE_RADIAL or OPENCV (default: OPENCV)"
+    add("--camera-model", default="OPENCV", help=model)
+    shared = "use one camera per photograph (default: photographs of the same size share one)"
+    add("--per-image-camera", dest="camera_per_image", action="store_true", help=shared)
+    side = "shrink photographs whose longest side has more pixels (default: 1600)"
+    add("--max-size", type=int, default=1600, help=side)
+    add("--overwrite", action="store_true", help="replace the results of an earlier call in FOLDER")
+
+
+def run_process(options: argparse.Namespace) -> None:
+    """Find the poses of photographs, or of frames of a video, and write a scene for training."""
+    from voxelfield.captures.processing import REPORT, process
+
+    report, folder = process(**vars(options)), options.folder
+    logger.info("registered %d of %d photographs", report.registered, report.photographs)
+    logger.info(
+        "%d points, on average seen in %.1f photographs, with a reprojection error of %.2f pixels",
+        *(report.points, report.mean_track_length, report.mean_reprojection_error),
     )
+    if report.unregistered:
+        logger.info("not registered: %s", ", ".join(report.unregistered))
+    if report.other_models:
+        others = " and ".join(map(str, report.other_models))
+        logger.info("left out: smaller models of %s photographs, which overlap too little with this one", others)
+    if report.registered < _FEW * report.photographs:
+        remedy = "take more in between" + (", or try --matching exhaustive" if report.matching == "sequential" else "")
+        logger.info("many photographs were not registered: %s", remedy)
+    logger.info("wrote %s and %s; look at it with `voxelfield inspect %s`", folder, folder / REPORT, folder)
 
 
-def number(kind: type[int] | type[float], allowed: Range) -> Callable[[str], float]:
-    """Returns an argument type: a number in a range."""
+def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
+    from voxelfield.captures.inspection import PAGE, PICTURE
 
-    def convert(text: str) -> float:
-        value = kind(text)
-        if not allowed.contains(value):
-            raise argparse.ArgumentTypeError(f"must {allowed}, got {clipped(text)}")
-        return value
-
-    convert.__name__ = kind.__name__  # argparse names it for text that is no number
-    return convert
+    add = parser.add_argument
+    add("scene", metavar="FOLDER", help="folder or name of the scene")
+    add("-o", "--out", type=Path, help=f"folder for {PICTURE} and {PAGE} (default: the current folder)")
+    add("--data-root", type=Path, default=Path("data"), help="folder of scenes given by name (default: data)")
+    add("--model", type=int, metavar="N", help="COLMAP model sparse/N (default: that with the most photographs)")
 
 
-def load_run_and_split(options: argparse.Namespace, split: str, **changes: Any) -> tuple[TrainedModel, Split]:
-    """Loads the run and the split given by the options of :func:`add_run_arguments`.
+def run_inspect(options: argparse.Namespace) -> None:
+    """Draw a scene's cameras, box and points, show its images on a page, and warn of common problems."""
+    from voxelfield.captures.inspection import PAGE, PICTURE, inspect_scene
+    from voxelfield.datasets.loading import configured_box, scene_of
 
-    Args:
-        options: The parsed command line.
-        split: Name of the scene's split.
-        changes: As for :func:`load_scene_of`.
-    """
-    run = voxelfield.load(options.run, options.device)
-    scene = load_scene_of(run, options, (split,), **changes)
-    if split not in scene.splits:
-        raise ValueError(f"the split must be train for a scene of which no views are held out, got {split}")
-    return run, scene.split(split)
-
-
-def load_scene_of(
-    run: TrainedModel, options: argparse.Namespace, splits: Sequence[str] | None, **changes: Any
-) -> Scene:
-    """Loads splits of the scene of a run, see :meth:`voxelfield.trained.trained_model.TrainedModel.load_scene`.
-
-    Args:
-        run: The run.
-        options: The parsed command line, with the options of :func:`add_run_arguments`.
-        splits: Names of the splits; None for all.
-        changes: Options of :func:`voxelfield.load_scene` that replace those of the run, unless they are None.
-    """
-    return run.load_scene(splits, root=options.data_root, missing_images=options.missing_images, **changes)
+    folder, out = scene_of(options.scene, options.data_root).folder, options.out or Path()
+    rows, findings = inspect_scene(folder, out, configured_box(options.scene), options.model)
+    for label, text in rows:
+        logger.info("%-34s %s", label, text)
+    for finding in findings:
+        logger.warning("warning: %s: %s", finding.title, finding.message)
+    logger.info("wrote %s and %s", out / PICTURE, out / PAGE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import Any, ClassVar, NoReturn, cast
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import CompactHydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
@@ -25,11 +25,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from voxelfield import processes
 from voxelfield.cli import launching
-from voxelfield.cli.command import INTERRUPTED, exit_status, one_line_records
+from voxelfield.cli.command import INTERRUPTED, complain, exit_status, one_line_records
 from voxelfield.config import parse
 from voxelfield.datasets.loading import configured_scenes, is_path
 from voxelfield.datasets.registry import FoundScene, scene_in, why_no_folder
-from voxelfield.devices import DEVICES, choose_device
+from voxelfield.devices import choose_device
 from voxelfield.installed import config_folder
 from voxelfield.interrupt import Interrupt
 from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
@@ -58,41 +58,46 @@ class _Run:
     lock: RunDirectoryLock | None = None
 
 
-@launching.leaves_group
 def main(arguments: Sequence[str]) -> int:
-    """Trains; returns the exit status.
+    """Trains as Hydra's command line says, which is given without the program's name; returns the exit status."""
+    try:
+        status = _main(arguments)
+    except SystemExit as ended:  # of Hydra too
+        status = ended.code if isinstance(ended.code, int) else 1
+    launching.leave(status)
+    return status
 
-    Args:
-        arguments: Hydra's command line without the program's name.
-    """
+
+def _main(arguments: Sequence[str]) -> int:
     # By default Hydra prints an error over many lines and exits; with this it raises the error instead.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     offer_defaults()
     if any(text.startswith("--e") for text in arguments):
-        return _end("--experimental-rerun is not supported: continue a run with resume=RUN_DIRECTORY", 2)
+        return complain("--experimental-rerun is not supported: continue a run with resume=RUN_DIRECTORY", 2)
     options: list[str] = []
     overrides: list[str] = []
     for before, text in pairwise(["", *arguments]):
         (options if text.startswith("-") or before in _WITH_VALUE else overrides).append(text)
+    devices = [value for key, _, value in (text.lstrip("+").partition("=") for text in overrides) if key == "device"]
     try:
-        configuration = config_name(_given_device(overrides))
-    except ValueError:  # the device is not there, as the run itself says
+        configuration = config_name(*devices[-1:])
+    except ValueError:  # not one device, or it is not there, as the run itself says
         configuration = config_name()
     StartRun.run = run = _Run()
     try:
         overrides, run.found = with_scene_folder(overrides)
     except (ValueError, FileNotFoundError) as error:
-        return _end(str(error), 2)
+        return complain(str(error), 2)
     try:
         with one_line_records(), without_tracebacks(), Interrupt(last=True) as interrupt, interrupt.at_once():
             _run_hydra(configuration, overrides, options)
     except CompactHydraException as error:
-        return _end(composition_error(error), 2)
+        return complain(composition_error(error), 2)
     except OSError as error:  # Hydra's, without the name of a file where the disk is full
-        return _end(f"the run directory cannot be written to: {error}", 1)
+        return complain(f"the run directory cannot be written to: {error}", 1)
     except KeyboardInterrupt:
         # Of several processes, each is told to end when one has failed, which is the one to report.
-        return INTERRUPTED if processes.started() > 1 else _end("stopped at once", INTERRUPTED)
+        return INTERRUPTED if processes.started() > 1 else complain("stopped at once", INTERRUPTED)
     finally:
         if run.lock is not None:
             run.lock.release()
@@ -116,12 +121,6 @@ def _run_hydra(configuration: str, overrides: Sequence[str], options: Sequence[s
         sys.argv = before
 
 
-def _end(message: str, status: int) -> int:
-    """Prints a message in one line and returns the exit status."""
-    print(one_line(clipped(message, LONGEST_MESSAGE)), file=sys.stderr)  # noqa: T201
-    return status
-
-
 class StartRun(Callback):
     """Starts the processes of a run and locks ``hydra.run.dir``, before Hydra writes there, until the program ends.
 
@@ -138,13 +137,13 @@ class StartRun(Callback):
             count = launching.count_processes(settings)
             if count > 1 and processes.started() > 1:
                 launching.join(settings)
+            if count > processes.count():
+                sys.exit(launching.launch(count, choose_device(settings.device).type))
+            self.run.settings = settings
+            if processes.is_first():
+                self.run.lock = _locked(config, settings)
         except (ValueError, ConnectionError) as error:
-            sys.exit(_end(str(error), 2 if isinstance(error, ValueError) else 1))
-        if count > processes.count():
-            sys.exit(launching.launch(count, choose_device(settings.device).type))
-        self.run.settings = settings
-        if processes.is_first():
-            self.run.lock = _locked(config, settings)
+            sys.exit(complain(str(error), 2 if isinstance(error, ValueError) else 1))
         with launching.failing_together():
             (directory, *_) = processes.gather_objects(str(Path(config.hydra.run.dir).resolve()))
         if not processes.is_first():
@@ -158,11 +157,9 @@ def _locked(config: DictConfig, settings: RunConfig) -> RunDirectoryLock:
             raise ValueError(f"hydra.run.dir must not be the folder of the scene, got {directory}")
         check_results(directory)
         return RunDirectoryLock(directory)
-    except ValueError as error:
-        sys.exit(_end(str(error), 2))
     except OSError as error:
         folder, reason = clipped(config.hydra.run.dir), error.strerror or error
-        sys.exit(_end(f"hydra.run.dir must be a folder that can be written to, got {folder}: {reason}", 2))
+        raise ValueError(f"hydra.run.dir must be a folder that can be written to, got {folder}: {reason}") from error
 
 
 def _follow(config: DictConfig, directory: str) -> None:
@@ -199,12 +196,8 @@ def with_scene_folder(overrides: Sequence[str]) -> tuple[list[str], FoundScene |
     A scene may be given by itself, as in ``voxelfield train FOLDER``. ``scene=FOLDER`` becomes ``scene=folder`` with
     its name and root, unless it is the name of a file in ``configs/scene``.
 
-    Args:
-        overrides: The overrides of the command line.
-
-    Raises:
-        ValueError: A scene is a path that is not a folder, or given twice.
-        FileNotFoundError: The folder contains no scene.
+    Raises ValueError if a scene is a path that is not a folder, or given twice, and FileNotFoundError if the folder
+    contains no scene.
     """
     scenes = [text for text in overrides if text.startswith("scene=") or _is_alone(text)]
     alone = [text for text in scenes if _is_alone(text)]
@@ -221,14 +214,10 @@ def with_scene_folder(overrides: Sequence[str]) -> tuple[list[str], FoundScene |
             replaced.append(f"scene={scene}")
         else:
             found = given
-            name, root = hydra_quoted(found.folder.name), hydra_quoted(str(found.folder.parent))
+            texts = (found.folder.name, str(found.folder.parent))
+            name, root = (QuotedString(text, Quote.single).with_quotes() for text in texts)
             replaced += ["scene=folder", f"scene.name={name}", f"data.root={root}"]
     return replaced, found
-
-
-def hydra_quoted(text: str) -> str:
-    """Quotes a text for Hydra's grammar, where a backslash counts only before a quote."""
-    return "'" + re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + ("\\'" if match[2] else ""), text) + "'"
 
 
 def _is_alone(argument: str) -> bool:
@@ -240,12 +229,7 @@ def _is_alone(argument: str) -> bool:
 
 
 def scene_folder(scene: str) -> FoundScene | None:
-    """Returns the scene that ``scene=FOLDER`` means, or None for a name, which Hydra looks up in its configurations.
-
-    Raises:
-        ValueError: It is a path that is not a folder; the message says why.
-        FileNotFoundError: The folder contains no scene.
-    """
+    """Returns the scene that ``scene=FOLDER`` means, or None for a name, which Hydra looks up in its configurations."""
     names = configured_scenes()
     if scene in ("", *names):
         return None
@@ -266,12 +250,6 @@ def scene_folder(scene: str) -> FoundScene | None:
             f"{clipped(str(whole))!r}: rename it, or load it with voxelfield.load_scene"
         )
     return FoundScene(whole, scene_in(folder).formats)
-
-
-def _given_device(overrides: Sequence[str]) -> str:
-    """Returns the one device that overrides name, on which a run's defaults depend; ``auto`` if they name none."""
-    values = [value for key, _, value in (text.lstrip("+").partition("=") for text in overrides) if key == "device"]
-    return values[-1] if values and re.fullmatch(DEVICES, values[-1]) else "auto"
 
 
 def train(config: DictConfig) -> float | None:

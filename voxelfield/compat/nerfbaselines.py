@@ -22,6 +22,7 @@ from voxelfield.datasets.arrays import scene_from_arrays
 from voxelfield.datasets.scene import Scene
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens, LensModel
+from voxelfield.rendering.pixels import to_uint8
 from voxelfield.settings import RunConfig, compose, parse
 from voxelfield.settings.resolve import AutoTrainer
 from voxelfield.trained.checkpoint_file import load_checkpoint, resolve_checkpoint
@@ -113,7 +114,7 @@ class VoxelfieldMethod:
         view = self._current().render(_cameras(camera))
         color = view.rgb.clamp(0, 1)
         if ((options or {}).get("output_type_dtypes") or {}).get("color", "uint8") == "uint8":
-            color = (255 * color).round().to(torch.uint8)
+            color = to_uint8(color)
         images = {"color": color, "accumulation": view.opacity, "depth": view.depth}
         return {name: image.cpu().numpy() for name, image in images.items()}
 
@@ -181,14 +182,9 @@ def _cameras(cameras: Any) -> Cameras:
     for row, (_, used, columns), parameters in zip(coefficients, models, given, strict=True):
         row[columns] = parameters[used]
     names = [model[0] for model in models]
-    return Cameras(
-        torch.from_numpy(poses),
-        torch.from_numpy(np.asarray(cameras.intrinsics, np.float32).reshape(-1, 4)),
-        int(sizes[:, 0].max()),
-        int(sizes[:, 1].max()),
-        None if set(names) == {"pinhole"} else Lens(names, coefficients),
-        sizes,
-    )
+    lens = None if set(names) == {"pinhole"} else Lens(names, coefficients)
+    intrinsics = torch.from_numpy(np.asarray(cameras.intrinsics, np.float32).reshape(-1, 4))
+    return Cameras.of_sizes(torch.from_numpy(poses), intrinsics, sizes, lens)
 
 
 with contextlib.suppress(ModuleNotFoundError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,11 +13,9 @@ from voxelfield import ops
 from voxelfield.components.refinement import CameraRefinement
 from voxelfield.components.registry import ComponentSettings, Training, key
 from voxelfield.config import NotNegative
-from voxelfield.datasets.scene import Split
 from voxelfield.models.batch import Batch, Outputs
-from voxelfield.models.component import Component
-from voxelfield.models.model import Model
-from voxelfield.models.pixel_sampler import PixelSampler, pixels_that_count
+from voxelfield.models.component import Component, LossTerms
+from voxelfield.models.pixel_sampler import pixels_that_count
 from voxelfield.ops.ray_sums import spread
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.warps.warp import Warp
@@ -30,7 +28,7 @@ _NEAREST = 1e-6
 
 @dataclass(frozen=True)
 class DepthSettings(ComponentSettings):
-    """Settings of :class:`DepthSupervision`.
+    """The setting of a loss on depths, :func:`depth_error`.
 
     Attributes:
         depth: Log-distance between ray termination and the scene's depths (:mod:`voxelfield.components.depth`); 0.3 is
@@ -44,52 +42,23 @@ class DepthSettings(ComponentSettings):
     depth: NotNegative = key("trainer.loss.depth", 0.0, off=0)
 
     def build(self, training: Training) -> Iterable[Component]:
-        """Returns the component."""
-        refinement, pixels = training.component(CameraRefinement), training.pixels
-        cameras = refinement.refined if refinement is not None else lambda: pixels.cameras
-        return [DepthSupervision(pixels, training.scene.train, self.depth, training.model, cameras)]
+        """Returns the component. Where few pixels have a depth, as with sparse points, these are drawn more often.
 
-
-class DepthSupervision(Component):
-    """Adds the term ``depth``: :func:`depth_error`, multiplied by a weight.
-
-    Where few pixels have a depth, as with sparse points, these are drawn more often.
-
-    Args:
-        pixels: The training images; their batches carry ``"depth"``, and may carry ``"depth_weight"``
-            (:attr:`voxelfield.datasets.scene.Split.extras`).
-        split: The split of these images.
-        weight: Weight of the term.
-        model: The model, in whose warp samples are.
-        cameras: Returns the cameras of all images as they are at present, without gradient.
-
-    Raises:
-        ValueError: The images have no depths, or not one for each pixel, or masks exclude all pixels that have one; or
-            some image is equirectangular or has a rolling shutter.
-    """
-
-    name = "depth"
-
-    def __init__(
-        self,
-        pixels: PixelSampler,
-        split: Split,
-        weight: float,
-        model: Model,
-        cameras: Callable[[], Cameras],
-    ) -> None:
+        Raises:
+            ValueError: The images have no depths, or not one for each pixel, or masks exclude all pixels that have one;
+                or some image is equirectangular or has a rolling shutter.
+        """
+        split, pixels, refinement = training.scene.train, training.pixels, training.component(CameraRefinement)
         if "depth" not in split.extras:
             raise ValueError(
-                f"trainer.loss.depth must be 0 for training images without depths, got {weight:g}: "
+                f"trainer.loss.depth must be 0 for training images without depths, got {self.depth:g}: "
                 "load_scene(..., depth=True) reads those of a capture"
             )
         if not pixels.cameras.has_ray_kernel:
             raise ValueError(
                 "trainer.loss.depth must be 0 for equirectangular images, which have no depths along one axis, and for "
-                f"those of a rolling shutter, got {weight:g}"
+                f"those of a rolling shutter, got {self.depth:g}"
             )
-        self._weight, self._model, self._cameras = weight, model, cameras
-        self._is_weighted = "depth_weight" in split.extras
         known, size = split.extras["depth"] > 0, (split.cameras.height, split.cameras.width)
         if known.shape[1:] != size:
             raise ValueError(
@@ -102,15 +71,17 @@ class DepthSupervision(Component):
         if count == 0:
             raise ValueError(
                 "trainer.loss.depth must be 0 for training images whose depths are all unknown or masked, got "
-                f"{weight:g}"
+                f"{self.depth:g}"
             )
         if count < _SHARE * len(split) * size[0] * size[1]:
             pixels.favour(known, _SHARE)
 
-    def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
-        """Returns the term."""
-        weights = batch["depth_weight"] if self._is_weighted else None
-        return {self.name: self._weight * depth_error(outputs, batch, self._cameras(), self._model.warp, weights)}
+        def term(outputs: Outputs, batch: Batch) -> Tensor:
+            cameras = pixels.cameras if refinement is None else refinement.refined()
+            weights = batch["depth_weight"] if "depth_weight" in split.extras else None
+            return self.depth * depth_error(outputs, batch, cameras, training.model.warp, weights)
+
+        return [LossTerms({self.name: term}, self.name)]
 
 
 def depth_error(

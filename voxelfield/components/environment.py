@@ -67,10 +67,6 @@ class EnvironmentBackground(Component):
     """Lays an environment behind the pixels of each batch; its gradient is scaled by the residual transmittance.
 
     The environment belongs to the field, and so to its state.
-
-    Args:
-        environment: The environment, on the device.
-        lr: Its learning rate, for training.
     """
 
     name = "environment"
@@ -97,11 +93,8 @@ def choose_environment(scene: Scene, warp: Warp | None) -> Literal["none", "map"
     """Returns the value for ``model.environment=auto``, and logs it if it is ``map``; a collective call.
 
     A map pays where cameras see past the last box into empty space. The colour there depends on the direction alone, so
-    that photographs from different places agree on it, unlike on the colour of matter.
-
-    Args:
-        scene: The scene.
-        warp: The warp of its field. Normalised device coordinates extend to infinity.
+    that photographs from different places agree on it, unlike on the colour of matter. Normalised device coordinates
+    extend to infinity.
     """
     if scene.bounded or (warp is not None and warp.is_forward_facing):
         return "none"

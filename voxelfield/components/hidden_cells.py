@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,8 +15,7 @@ from voxelfield.components.registry import ComponentSettings, Training, key
 from voxelfield.config import BelowOne
 from voxelfield.models.component import Component
 from voxelfield.models.model import Model
-from voxelfield.models.settings import StageConfig
-from voxelfield.rendering.visible_cells import pixel_stride, ray_spacing, visible_cells
+from voxelfield.rendering.march import pixel_stride, ray_spacing, visible_cells
 
 logger = logging.getLogger(__name__)
 
@@ -39,25 +39,19 @@ class HiddenCellSettings(ComponentSettings):
     name = "hidden_cells"
     hidden_at: BelowOne = key("trainer.occupancy.hidden_at", 0.5, off=0)
 
-    def step(self, steps: int, start: int, stages: Sequence[StageConfig]) -> int:
-        """Returns the step, in a training of a number of steps whose cells are updated from ``start`` on."""
+    def step(self, trainer: Any) -> int:
+        """Returns the step for these settings of the training loop."""
         # A young level moves matter into cells that are still hidden. A crop, too, makes cells occupied again.
-        last = max(stage.step for stage in stages if stage.step < steps)
-        return max(1, start, 2 * last, min(round(self.hidden_at * steps), steps - 1))
+        last = max(stage.step for stage in trainer.stages if stage.step < trainer.steps)
+        return max(1, trainer.occupancy.start, 2 * last, min(round(self.hidden_at * trainer.steps), trainer.steps - 1))
 
     def build(self, training: Training) -> Iterable[Component]:
         """Returns the component."""
-        trainer = training.config.trainer
-        return [HiddenCells(training.model, self.step(trainer.steps, trainer.occupancy.start, trainer.stages))]
+        return [HiddenCells(training.model, self.step(training.config.trainer))]
 
 
 class HiddenCells(Component):
-    """Excludes the cells in which no pixel of a training image has a visible sample, at one step.
-
-    Args:
-        model: The model.
-        step: The step before which this is done.
-    """
+    """Excludes the cells in which no pixel of a training image has a visible sample, before one step."""
 
     name = "hidden_cells"
     before_model = True  # which then updates the cells that are left
@@ -66,24 +60,16 @@ class HiddenCells(Component):
         self._model, self._step = model, step
 
     def before_step(self, step: int) -> None:
-        """Excludes the cells if it is time, unless the poses are too inaccurate to exclude space; a collective call."""
-        setup = self._model.setup
-        if step == self._step and setup.visual_hull is not None:
-            self.exclude(step)
-            setup.optimizer.restrict()
-
-    def exclude(self, step: int) -> None:
-        """Excludes the cells; a collective call.
+        """Excludes the cells if it is time, unless the poses are too inaccurate to exclude space; a collective call.
 
         Where pixels are much finer than cells, some of them are examined, two along each side of a cell.
 
         All cells are kept, which is logged, if the field has a warp, because photographs of surroundings do not gain;
         if its density depends on values of rays, with which other cells may be visible; and if nothing is visible yet.
-
-        Args:
-            step: Number of steps done, for the log.
         """
-        shown = None
+        setup, shown = self._model.setup, None
+        if step != self._step or setup.visual_hull is None:
+            return
         if self._model.warp is not None:
             reason = "the field has a warp"
         elif self._model.field.density_inputs:
@@ -92,9 +78,11 @@ class HiddenCells(Component):
             shown, reason = self._shown_cells(), "they show no matter yet"
         if shown is None or not bool(shown.any()):
             logger.info("step %d: cells that the training images do not show are kept, because %s", step, reason)
-            return
-        self._model.occupancy.exclude(~shown)
-        logger.info("step %d: the training images show %.1f %% of the cells", step, 100 * float(shown.float().mean()))
+        else:
+            self._model.occupancy.exclude(~shown)
+            share = 100 * float(shown.float().mean())
+            logger.info("step %d: the training images show %.1f %% of the cells", step, share)
+        setup.optimizer.restrict()
 
     def _shown_cells(self) -> Tensor:
         """Returns (X, Y, Z) bool: the cells in which a training image has a visible sample; a collective call."""

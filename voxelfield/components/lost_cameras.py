@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,13 +15,12 @@ from torch.nn import functional as F
 
 from voxelfield import processes
 from voxelfield.components.exposure import AffineExposure
-from voxelfield.components.refinement import FINAL_FACTOR, CameraRefinement, fit_poses
+from voxelfield.components.refinement import CameraRefinement, fit_poses
 from voxelfield.components.registry import ComponentSettings, Training, key
 from voxelfield.config import Natural
 from voxelfield.datasets.scene import Split
 from voxelfield.evaluation.evaluation import evenly_spaced
 from voxelfield.models.component import Component
-from voxelfield.models.model import Model
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.pixels import composite_background, to_uint8
 from voxelfield.rendering.renderer import FieldRenderer
@@ -59,10 +58,7 @@ class LostCameraSettings(ComponentSettings):
 
     def build(self, training: Training) -> Iterable[Component]:
         """Returns the component."""
-        refinement, exposure = training.component(CameraRefinement), training.component(AffineExposure)
-        assert refinement is not None
-        split, trainer = training.scene.train, training.config.trainer
-        return [LostCameras(refinement, training.model, split, trainer, self.search_poses, exposure)]
+        return [LostCameras(self.search_poses, training)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,27 +96,18 @@ class LostCameras(Component):
     below one pixel. A view without valid pixels at that size is left out. Torch's global generator is not used.
 
     Args:
-        refinement: The training cameras.
-        model: The model.
-        split: The training images, and cameras as given.
-        trainer: Settings of the stages, of sampling and of the averaging of pixels.
         starts: Number of poses in which a camera is tried.
-        exposure: Learned exposures of the training images, without which a dark photograph would seem lost.
+        training: The training, whose cameras are refined. Without the exposures that it learns, a dark photograph would
+            seem lost.
     """
 
     name = "lost_cameras"
 
-    def __init__(
-        self,
-        refinement: CameraRefinement,
-        model: Model,
-        split: Split,
-        trainer: Any,
-        starts: int,
-        exposure: AffineExposure | None = None,
-    ) -> None:
-        cameras = split.cameras
-        self._refinement, self._model, self._trainer, self._exposure = refinement, model, trainer, exposure
+    def __init__(self, starts: int, training: Training) -> None:
+        refinement, split = training.component(CameraRefinement), training.scene.train
+        assert refinement is not None
+        self._refinement, self._exposure = refinement, training.component(AffineExposure)
+        self._model, self._trainer, cameras = training.model, training.config.trainer, split.cameras
         self._factor = min(-(-max(cameras.width, cameras.height) // _SIDE), cameras.shortest_side)
         self._split = shrunk(split, self._factor)
         masks = map(split.mask, split.local_indices)
@@ -164,16 +151,14 @@ class LostCameras(Component):
         lost, reproduced = (errors > limit).nonzero()[:, 0], errors <= limit
         found = []
         for index in lost[errors[lost].argsort(descending=True)].tolist():
-            copies = partial(
-                refinement.copies, index, shrink=self._factor, steps=_STEPS, pose_lr=_RATE, final_factor=FINAL_FACTOR
-            )
+            copies = partial(refinement.copies, index, shrink=self._factor, pose_lr=_RATE, steps=_STEPS)
             tried = copies(self._starting_twists(index, reproduced))
             reached = self._errors(renderer, tried.refined(), images, [index] * self._starts)
             tried = copies(tried.twists[reached.argsort()[:_PROMISING]])
             same = [index] * len(tried.twists)
             masks = None if split.masks is None else split.masks[same]
             repeated = Split(split.images[same], split.cameras[same], tuple(map(str, range(len(same)))), masks)
-            fit_poses(tried, self._model, self._trainer, repeated, _STEPS)
+            fit_poses(tried, self._model, self._trainer, repeated)
             reached = self._errors(renderer, tried.refined(), images, same)
             best, camera = int(reached.argmin()), LostCamera(index, split.names[index], float(errors[index]))
             after = float(reached[best])

@@ -54,11 +54,7 @@ class MatrixSettings(ComponentSettings):
 
 
 class OrthogonalMatrices(Component):
-    """Has the matrices of a field's networks updated by :class:`Muon`.
-
-    Args:
-        model: The model.
-    """
+    """Has the matrices of a field's networks updated by :class:`Muon`."""
 
     name = "matrices"
 

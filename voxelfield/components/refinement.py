@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from voxelfield.components.environment import EnvironmentBackground
-from voxelfield.components.exposure import ColorCorrection
+from voxelfield.components.exposure import CameraTones
 from voxelfield.components.registry import ComponentSettings, Training, key
-from voxelfield.components.tones import CameraTones
 from voxelfield.config import BelowOne, Natural, Positive, Range, Resolution
 from voxelfield.datasets.lenses import share_camera_model, transforms_camera
 from voxelfield.datasets.scene import Split
@@ -41,9 +40,6 @@ from voxelfield.run_directory import CAMERAS_FILE
 logger = logging.getLogger(__name__)
 
 Share: TypeAlias = Annotated[float, Range(0, 1, low_open=True)]
-
-FINAL_FACTOR = 0.02
-"""Factor on the learning rate at the last step of fitting poses to a fixed field (:func:`fit_poses`)."""
 
 _BETAS = (0.9, 0.99)
 
@@ -140,23 +136,15 @@ class RefinementSettings(ComponentSettings):
         if not self.stages:
             return replace(trainer, occupancy=occupancy)
         finest = trainer.stages[-1].resolution
-        coarser = [stage for stage in self.stages if stage.resolution < finest]
-        starts = [(stage.start, stage.resolution, stage.crop) for stage in coarser]
-        starts.append((self.finest_from if coarser else 0.0, finest, False))
+        shares = [stage for stage in self.stages if stage.resolution < finest]
+        shares.append(CameraStageConfig(self.finest_from if shares else 0.0, finest))
+        stages = [StageConfig(round(each.start * trainer.steps), each.resolution, each.crop) for each in shares]
         # In a short run several stages may start at the same step; the last one counts.
-        stages = {
-            round(start * trainer.steps): StageConfig(round(start * trainer.steps), resolution, crop)
-            for start, resolution, crop in starts
-        }
-        return replace(trainer, stages=list(stages.values()), occupancy=occupancy)
+        stages = list({stage.step: stage for stage in stages}.values())
+        return replace(trainer, stages=stages, occupancy=occupancy)
 
     def kept_steps(self, steps: int, *, forward: bool) -> int:
-        """Returns the number of first steps with the given cameras.
-
-        Args:
-            steps: Number of steps of the training.
-            forward: Whether the field lies in normalised device coordinates.
-        """
+        """Returns the number of first steps with the given cameras; ``forward`` in normalised device coordinates."""
         default = _POSE_FROM_IF_FORWARD if forward else 0.0
         return round((default if self.pose_from is None else self.pose_from) * steps)
 
@@ -168,21 +156,17 @@ class RefinementSettings(ComponentSettings):
             "camera.stages" if self.stages else "trainer.stages",
         )
         steps, model = training.config.trainer.steps, training.model
-        refinement = CameraRefinement(
-            training.pixels.cameras,
-            model.centre.to(model.device),
-            steps=steps,
-            pose_lr=self.pose_lr,
-            focal_lr=self.focal_lr if self.focal else None,
-            final_factor=self.final_factor,
-            warm_up=round(self.warm_up * steps),
-            pose_from=self.kept_steps(steps, forward=model.warp is not None and model.warp.is_forward_facing),
-            focal_from=round(self.focal_from * steps),
-            unit=_unit(model),
-        )
+        kept = self.kept_steps(steps, forward=model.warp is not None and model.warp.is_forward_facing)
+        centre, unit = model.centre.to(model.device), _unit(model)
+        refinement = CameraRefinement(training.pixels.cameras, self, steps, centre, unit, kept)
         # Poses that need no coarse stages are wrong by a few pixels only.
         refinement.pose_errors = "large" if self.stages else "pixels"
         return [refinement]
+
+
+def _with_fixed_field(pose_lr: float) -> RefinementSettings:
+    """Returns the settings with which poses are fitted to a fixed field (:func:`fit_poses`)."""
+    return RefinementSettings(pose_lr=pose_lr, final_factor=0.02, warm_up=0.0)
 
 
 def _unit(model: Model) -> float:
@@ -208,16 +192,12 @@ class CameraRefinement(Component):
 
     Args:
         cameras: The given cameras, on the device.
-        centre: (3,) the point about which cameras are rotated, world units.
+        settings: The learning rates, and when focal lengths are optimised.
         steps: Number of steps over which the learning rates decay.
-        pose_lr: Learning rate of the motions, in radians and in units of ``unit``.
-        focal_lr: Learning rate of the logarithm of the focal factor; None fixes focal lengths.
-        final_factor: Factor of the learning rates after the last step.
-        warm_up: Number of steps in which the learning rates rise from zero.
-        pose_from: Number of steps for which the cameras are fixed first; the rates rise and decay after that.
-        focal_from: Number of steps after which focal lengths are optimised.
+        centre: (3,) the point about which cameras are rotated, world units.
         unit: Unit of the motions' translations, world units. A translation should shift the images about as much as a
             rotation by the same number of radians, which it does if the unit is the depth of the scene.
+        pose_from: Number of steps for which the cameras are fixed first; the rates rise and decay after that.
 
     Attributes:
         given: The given cameras.
@@ -234,20 +214,15 @@ class CameraRefinement(Component):
     def __init__(
         self,
         cameras: Cameras,
-        centre: Tensor,
-        *,
+        settings: RefinementSettings,
         steps: int,
-        pose_lr: float,
-        focal_lr: float | None = None,
-        final_factor: float = 1.0,
-        warm_up: int = 0,
-        pose_from: int = 0,
-        focal_from: int = 0,
+        centre: Tensor,
         unit: float = 1.0,
+        pose_from: int = 0,
     ) -> None:
-        if focal_lr is not None and cameras.lens is not None:
+        if settings.focal and cameras.lens is not None:
             raise ValueError("camera.focal must be false for images of a lens that distorts, got true")
-        if focal_lr is not None and cameras.rolling is not None:
+        if settings.focal and cameras.rolling is not None:
             raise ValueError("camera.focal must be false for images of a rolling shutter, got true")
         device = cameras.c2w.device
         self.given = cameras
@@ -256,10 +231,11 @@ class CameraRefinement(Component):
         self.twists = nn.Parameter(torch.zeros(len(cameras), 6, device=device))
         self._unit = unit
         self._units = torch.tensor([1.0, 1.0, 1.0, unit, unit, unit], device=device)
-        self.log_focal = None if focal_lr is None else nn.Parameter(torch.zeros((), device=device))
-        self._steps, self._final_factor, self._warm_up = steps, final_factor, max(warm_up, 1)
-        self._pose_from, self._focal_from = pose_from, focal_from
-        self._highest = torch.tensor([pose_lr, focal_lr or 0.0], device=device)
+        self.log_focal = nn.Parameter(torch.zeros((), device=device)) if settings.focal else None
+        self.steps, self._final_factor, self._pose_from = steps, settings.final_factor, pose_from
+        self._warm_up = max(round(settings.warm_up * steps), 1)
+        self._focal_from = round(settings.focal_from * steps)
+        self._highest = torch.tensor([settings.pose_lr, settings.focal_lr if settings.focal else 0.0], device=device)
         self._rates = torch.zeros_like(self._highest)
         # Views into the tensor of rates, so that the optimizer uses its current values.
         pose_rate, focal_rate = self._rates.split(1)
@@ -293,29 +269,20 @@ class CameraRefinement(Component):
         return self.cameras()
 
     @torch.no_grad()
-    def copies(
-        self, index: int, twists: Tensor, shrink: int, *, steps: int, pose_lr: float, final_factor: float
-    ) -> CameraRefinement:
+    def copies(self, index: int, twists: Tensor, shrink: int, pose_lr: float, steps: int) -> CameraRefinement:
         """Creates a refinement of several copies of one camera; focal lengths keep their current values.
 
         Args:
             index: Index of the camera.
             twists: (K, 6) initial motions of the copies, as in :attr:`twists`.
             shrink: Factor by which their images have fewer pixels along each side.
+            pose_lr: Learning rate of the motions.
             steps: As for the constructor.
-            pose_lr: As for the constructor.
-            final_factor: As for the constructor.
         """
-        copies = CameraRefinement(
-            self.given.shrunk(shrink)[[index] * len(twists)],
-            self._centre[:3, 3],
-            steps=steps,
-            pose_lr=pose_lr,
-            focal_lr=None if self.log_focal is None else 1.0,
-            final_factor=final_factor,
-            focal_from=steps + 1,
-            unit=self._unit,
-        )
+        cameras = self.given.shrunk(shrink)[[index] * len(twists)]
+        # The rate of the focal length would rise after twice the steps.
+        settings = replace(_with_fixed_field(pose_lr), focal=self.log_focal is not None, focal_from=2.0)
+        copies = CameraRefinement(cameras, settings, steps, self._centre[:3, 3], self._unit)
         copies.twists.copy_(twists)
         if copies.log_focal is not None and self.log_focal is not None:
             copies.log_focal.copy_(self.log_focal)
@@ -356,7 +323,7 @@ class CameraRefinement(Component):
         """Updates motions and focal lengths by a separate optimizer with separate rates, and clears their gradients."""
         since = step - self._pose_from
         rise = ((since + 1) / self._warm_up).clamp(min=0, max=1)
-        decay = exponential_decay(since.clamp(min=0), self._steps - self._pose_from, self._final_factor)
+        decay = exponential_decay(since.clamp(min=0), self.steps - self._pose_from, self._final_factor)
         torch.mul(self._highest, rise * decay, out=self._rates)
         self._rates[1] *= step >= self._focal_from
         self._optimizer.step()
@@ -423,11 +390,7 @@ class RefinedCameras:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> RefinedCameras:
-        """Returns the cameras of a checkpoint, on the CPU and without their lens.
-
-        Args:
-            state: The state of the component, from :meth:`CameraRefinement.state_dict`.
-        """
+        """Returns the cameras of a :meth:`CameraRefinement.state_dict`, on the CPU and without their lens."""
         module = state["module"]
         given = Cameras.of_sizes(module["given_c2w"].cpu(), module["given_intrinsics"].cpu(), state["sizes"].cpu())
         return cls(given, replace(given, c2w=state["c2w"].cpu(), intrinsics=state["intrinsics"].cpu()))
@@ -481,12 +444,9 @@ class RefinedCameras:
 
 
 def write_cameras(path: Path, split: Split, cameras: Cameras) -> None:
-    """Writes refined cameras in the format of nerfstudio's ``transforms.json``, atomically.
+    """Writes the cameras of images in the format of nerfstudio's ``transforms.json``, atomically.
 
-    Args:
-        path: File to write.
-        split: The images, whose file paths, or else names, are written.
-        cameras: Their cameras.
+    The file contains the paths of the images' files, or else their names.
     """
     names: Sequence[str] = split.names if split.paths is None else [str(path) for path in split.paths]
     cameras = cameras.to("cpu")
@@ -526,20 +486,14 @@ def refine_views(
         The split with refined cameras, on the CPU.
     """
     device = model.device
-    refinement = CameraRefinement(
-        split.cameras.to(device),
-        model.centre.to(device),
-        steps=steps,
-        pose_lr=rate,
-        final_factor=FINAL_FACTOR,
-        unit=_unit(model),
-    )
-    fit_poses(refinement, model, trainer, split, steps, tones)
+    cameras, settings = split.cameras.to(device), _with_fixed_field(rate)
+    refinement = CameraRefinement(cameras, settings, steps, model.centre.to(device), _unit(model))
+    fit_poses(refinement, model, trainer, split, tones)
     return replace(split, cameras=refinement.refined().to("cpu"))
 
 
 def fit_poses(
-    refinement: CameraRefinement, model: Model, trainer: Any, split: Split, steps: int, tones: CameraTones | None = None
+    refinement: CameraRefinement, model: Model, trainer: Any, split: Split, tones: CameraTones | None = None
 ) -> None:
     """Optimises cameras in place so that renderings of a fixed field match their images; see :func:`refine_views`."""
     device, settings, capacity = model.device, model.settings, None
@@ -550,7 +504,9 @@ def fit_poses(
     pixels, environment = PixelSampler(split, device, trainer.supersampling), environment_of(model.field)
     components: list[Component] = [] if environment is None else [EnvironmentBackground(environment)]
     if tones is not None:
-        components.append(ColorCorrection(copy.deepcopy(tones).to(device), environment=environment is not None))
+        tones = copy.deepcopy(tones).to(device)
+        tones.environment = environment is not None
+        components.append(tones)
     trained = [parameter for parameter in model.field.parameters() if parameter.requires_grad]
     with torch.enable_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
         # ``torch.manual_seed`` would seed the generators of all GPUs.
@@ -561,7 +517,7 @@ def fit_poses(
         try:
             for parameter in trained:
                 parameter.requires_grad_(False)
-            for number in torch.arange(steps, device=device):
+            for number in torch.arange(refinement.steps, device=device):
                 batch = pixels.batch(
                     max(1, rays // trainer.supersampling**2), model.field.aabb, trainer.background, refinement.cameras()
                 )

@@ -12,21 +12,20 @@ Such a module must not import :mod:`voxelfield.settings`, which imports it.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib
 import inspect
-import itertools
 import keyword
 import logging
-import pkgutil
-import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
+from functools import partial
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from voxelfield.config import parse
 from voxelfield.datasets.scene import Scene
+from voxelfield.foundation.extensions import own_objects
 from voxelfield.messages import error_in_words
 from voxelfield.models.component import Component, find_component
 from voxelfield.models.model import Model
@@ -39,6 +38,7 @@ ENTRY_POINTS = "voxelfield.components"
 
 Config = TypeVar("Config")
 Kind = TypeVar("Kind")
+Answer = TypeVar("Answer")
 Settings = TypeVar("Settings", bound="ComponentSettings")
 
 
@@ -77,9 +77,7 @@ def key(path: str, default: Any = MISSING, *, factory: Any = MISSING, **flags: A
     """
     mounted = not (default is MISSING and factory is MISSING)
     stated = {"key": Key(path, mounted, **flags)}
-    if factory is not MISSING:
-        return field(default_factory=factory, metadata=stated)
-    return field(default=default if mounted else None, metadata=stated)
+    return field(default=default if mounted else None, default_factory=factory, metadata=stated)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,18 +131,24 @@ class ComponentSettings:
     @classmethod
     def of(cls: type[Settings], config: Any) -> Settings:
         """Returns the values in the settings of a run."""
-        return cls(**{name: value_at(config, stated.path) for name, stated in keys_of(cls).items()})
+        return cls(**{name: attrgetter(stated.path)(config) for name, stated in keys_of(cls).items()})
 
     @classmethod
     def switches(cls) -> dict[str, Key]:
         """Returns the fields that turn the component on."""
         return {name: stated for name, stated in keys_of(cls).items() if stated.off is not ...}
 
+    def switched_on(self) -> dict[str, str]:
+        """Returns the keys that turn the component on, with their values; without a switch, its name and ``on``."""
+        if not self.switches():
+            return {self.name: "on"}
+        values = ((stated, getattr(self, name)) for name, stated in self.switches().items())
+        return {stated.path: _shown(value) for stated, value in values if value != stated.off}
+
     @property
     def is_on(self) -> bool:
         """Whether the settings ask for the component; those without a switch are always on."""
-        switches = self.switches()
-        return not switches or any(getattr(self, name) != stated.off for name, stated in switches.items())
+        return bool(self.switched_on())
 
     def check(self, config: Any, prefix: str = "") -> None:
         """Raises ValueError for settings that would be ignored, or contradict those of the run.
@@ -157,8 +161,9 @@ class ComponentSettings:
             return
         switches = " and ".join(f"{prefix}{stated.path}" for stated in self.switches().values())
         off = f"{switches} {'is' if len(self.switches()) == 1 else 'are'} {type(self).in_words(False)[1]}"
+        defaults = type(self)()
         for name, stated in keys_of(type(self)).items():
-            value, default = getattr(self, name), _defaults(type(self))[name]
+            value, default = getattr(self, name), getattr(defaults, name)
             if stated.idle and value != default:
                 raise ValueError(
                     f"{prefix}{stated.path} must be left at {_shown(default)} where {off}, got {_shown(value)}: it "
@@ -211,10 +216,9 @@ def keys_of(settings: type[ComponentSettings]) -> dict[str, Key]:
     return {each.name: each.metadata["key"] for each in dataclasses.fields(settings)}  # type: ignore[arg-type]
 
 
-def _defaults(settings: type[ComponentSettings]) -> dict[str, Any]:
-    """Returns the defaults of settings, by the names of their fields."""
-    stated = dataclasses.fields(settings)  # type: ignore[arg-type]
-    return {each.name: each.default if each.default_factory is MISSING else each.default_factory() for each in stated}
+def _mounted(settings: type[ComponentSettings]) -> dict[str, str]:
+    """Returns the paths of the keys that settings declare, by the names of their fields."""
+    return {name: stated.path for name, stated in keys_of(settings).items() if stated.mounted}
 
 
 def keys_with(flag: str, below: str = "") -> list[str]:
@@ -223,219 +227,169 @@ def keys_with(flag: str, below: str = "") -> list[str]:
     return [each.path.removeprefix(below) for each in stated if each.path.startswith(below)]
 
 
-def value_at(config: Any, path: str) -> Any:
-    """Returns the value of a key such as ``loss.robust``."""
-    return functools.reduce(getattr, path.split("."), config)
-
-
-def with_values(config: Config, values: Mapping[str, Any]) -> Config:
-    """Returns a dataclass with other values of keys such as ``loss.robust``."""
-    changes: dict[str, Any] = {}
-    inner: dict[str, dict[str, Any]] = {}
-    for path, value in values.items():
-        head, _, rest = path.partition(".")
-        if rest:
-            inner.setdefault(head, {})[rest] = value
-        else:
-            changes[head] = value
-    changes |= {head: with_values(getattr(config, head), rest) for head, rest in inner.items()}
-    return dataclasses.replace(config, **changes)  # type: ignore[type-var]
+def with_value(config: Config, path: str, value: Any) -> Config:
+    """Returns a dataclass with another value of a key such as ``loss.robust``."""
+    head, _, rest = path.partition(".")
+    changed = with_value(getattr(config, head), rest, value) if rest else value
+    return dataclasses.replace(config, **{head: changed})  # type: ignore[type-var]
 
 
 # ------------------------------------------------------------------------------------------------ discovery
 
 
-# Classes of settings with keys of components, by the prefix of these keys.
-_groups: dict[str, type] = {}
-
-# Settings of components of other packages, by name.
+# Settings of the components of this package and of others, by name.
+_own: dict[str, type[ComponentSettings]] = {}
 _foreign: dict[str, type[ComponentSettings]] = {}
 
 
-def registered() -> tuple[type[ComponentSettings], ...]:
-    """Returns the settings of all components, by name.
+class Group:
+    """Base class of dataclasses to which components add fields, of which a type checker does not know."""
 
-    Those of other packages are among them once :mod:`voxelfield.settings` is imported (:func:`with_foreign`).
-    """
-    found = {**_own(), **_foreign}
+    if TYPE_CHECKING:
+
+        def __init__(self, *arguments: Any, **values: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+def registered() -> tuple[type[ComponentSettings], ...]:
+    """Returns the settings of all components, by name; there are none before :mod:`voxelfield.settings` is imported."""
+    found = {**_own, **_foreign}
     return tuple(found[name] for name in sorted(found))
 
 
-@functools.cache
-def _own() -> dict[str, type[ComponentSettings]]:
-    """Returns the settings of the components of this package, by name."""
-    found: dict[str, type[ComponentSettings]] = {}
-    package = importlib.import_module("voxelfield.components")
-    for module in pkgutil.iter_modules(package.__path__, "voxelfield.components."):
-        found |= _declared(importlib.import_module(module.name), found)
-    return found
+def with_components(cls: type[Config]) -> type[Config]:
+    """Decorator of the dataclass of all settings: finds all components, and adds the fields that their keys name.
 
-
-def _declared(declared: Any, found: Mapping[str, type[ComponentSettings]]) -> dict[str, type[ComponentSettings]]:
-    """Returns the settings that a module declares, or a class of settings, by name.
-
-    Raises:
-        TypeError: A class is none of settings.
-        ValueError: One of those that were found before has the same key or name.
+    Fields are added to that class, to those of its fields that are a :class:`Group`, and to groups that do not exist
+    yet. What an entry point names is left out as a whole, with a warning, if any of it cannot be used.
     """
-    added: dict[str, type[ComponentSettings]] = {}
-    kinds = [declared] if isinstance(declared, type) else list(vars(declared).values())
-    for kind in kinds:
-        if not (isinstance(kind, type) and issubclass(kind, ComponentSettings)) or kind is ComponentSettings:
-            if kind is declared:
-                raise TypeError(f"{kind.__name__} must be a class of ComponentSettings")
-            continue
-        if kind is not declared and kind.__module__ != declared.__name__:
-            continue
-        known = {**found, **added}
-        taken = {each.path for other in known.values() for each in keys_of(other).values() if each.mounted}
-        again = [each.path for each in keys_of(kind).values() if each.mounted and each.path in taken]
-        if again or kind.name in known:
-            raise ValueError(f"{kind.__name__} must have a key and a name of its own, got {(*again, kind.name)[0]}")
-        added[kind.name] = kind
-    return added
-
-
-def with_foreign(cls: type[Config]) -> type[Config]:
-    """Decorator of the dataclass of all settings: adds the components of other packages, and their keys.
-
-    What an entry point names is left out as a whole, with a warning, if any of it cannot be used.
-    """
+    own = (kind for kind in own_objects("voxelfield.components", type) if issubclass(kind, ComponentSettings))
+    _own.update({kind.name: kind for kind in own if kind is not ComponentSettings})
+    _add_fields(cls, registered())
     for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
         try:
-            added = _declared(entry.load(), {**_own(), **_foreign})
-            _check_foreign(list(added.values()), cls())
+            kinds = _declared(entry.load())
+            _check_foreign(kinds, cls())
         except (Exception, SystemExit) as error:  # third-party code may raise anything
             reason = error_in_words(error)
             logger.warning(
                 "component %s is not available, because %s cannot be used: %s", entry.name, entry.value, reason
             )
             continue
-        for prefix, group in list(_groups.items()):
-            if _mount(group, prefix, list(added.values())):
-                _renew(group)
-        _foreign.update(added)
+        _foreign.update({kind.name: kind for kind in kinds})
+        _add_fields(cls, kinds)
     return cls
+
+
+def _declared(value: Any) -> list[type[ComponentSettings]]:
+    """Returns the classes of settings that a module of another package declares, or such a class itself."""
+    if isinstance(value, type):
+        if not issubclass(value, ComponentSettings):
+            raise TypeError(f"{value.__name__} must be a class of ComponentSettings")
+        return [value]
+    classes = (each for each in vars(value).values() if isinstance(each, type) and each.__module__ == value.__name__)
+    return [each for each in classes if issubclass(each, ComponentSettings)]
 
 
 def _check_foreign(kinds: Sequence[type[ComponentSettings]], config: Any) -> None:
     """Raises an error if settings of another package would make runs fail that do not use them.
 
-    Args:
-        kinds: The settings.
-        config: All settings of a run, without these.
+    ``config`` has all settings of a run but these.
     """
-    mounted = [stated.path for kind in kinds for stated in keys_of(kind).values() if stated.mounted]
+    names = [kind.name for kind in (*registered(), *kinds)]
+    mounted = [path for kind in kinds for path in _mounted(kind).values()]
+    for kind in kinds:
+        hints, defaults = get_type_hints(kind, include_extras=True), kind()
+        for name, path in _mounted(kind).items():
+            if not all(part.isidentifier() and not keyword.iskeyword(part) for part in path.split(".")):
+                raise ValueError(f"{kind.__name__} must have keys of identifiers, got {path}")
+            group, (first, *below) = _place(config, path)
+            if hasattr(group, first) and below:
+                above = path.removesuffix("." + ".".join(below))
+                raise ValueError(f"{kind.__name__} must not have keys below {above}, got {path}")
+            if hasattr(group, first) or sum(f"{other}.".startswith(f"{path}.") for other in mounted) > 1:
+                raise ValueError(f"{kind.__name__} must have a key of its own, got {path}")
+            prefix, _, last = path.rpartition(".")
+            parse(dataclasses.make_dataclass("_", [(last, hints[name])]), {last: getattr(defaults, name)}, prefix)
+        if names.count(kind.name) > 1:
+            raise ValueError(f"{kind.__name__} must have a name of its own, got {kind.name}")
+        for path in {stated.path for stated in keys_of(kind).values()}.difference(mounted):
+            try:
+                attrgetter(path)(config)
+            except AttributeError:
+                raise ValueError(f"{kind.__name__} must read a key that exists, got {path}") from None
+
+
+def _place(config: Any, path: str) -> tuple[Any, list[str]]:
+    """Returns the innermost existing group of settings that a key is in, and the parts of the key from there on."""
+    group, parts = config, path.split(".")
+    while len(parts) > 1 and isinstance(getattr(group, parts[0], None), Group):
+        group = getattr(group, parts.pop(0))
+    return group, parts
+
+
+def _add_fields(cls: type, kinds: Iterable[type[ComponentSettings]]) -> None:
+    """Adds the fields of components to the dataclass of all settings and its groups."""
+    added = defaultdict[type, list[tuple[str, Any, Any]]](list)
     for kind in kinds:
         hints = get_type_hints(kind, include_extras=True)
-        for name, stated in keys_of(kind).items():
-            group, _, last = stated.path.rpartition(".")
-            if stated.mounted:
-                _check_place(kind.__name__, stated.path, mounted)
-                parse(dataclasses.make_dataclass("_", [(last, hints[name])]), {last: _defaults(kind)[name]}, group)
-            elif stated.path not in mounted:
-                try:
-                    value_at(config, stated.path)
-                except AttributeError:
-                    raise ValueError(f"{kind.__name__} must read a key that exists, got {stated.path}") from None
+        fields = {each.name: each for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        for name, path in _mounted(kind).items():
+            config, parts = _place(cls(), path)
+            group = type(config)
+            while len(parts) > 1:
+                group = _with_group(group, parts.pop(0))
+            stated: Any = field(default=fields[name].default, default_factory=fields[name].default_factory)
+            added[group].append((parts[0], hints[name], stated))
+    for group, stated in added.items():
+        _extend(group, stated)
 
 
-def _check_place(name: str, path: str, mounted: Sequence[str]) -> None:
-    """Raises ValueError unless a key of another package can be added to the settings of a run.
-
-    Args:
-        name: Name of the class of settings, for messages.
-        path: The key.
-        mounted: All keys of that package.
-    """
-    if not all(part.isidentifier() and not keyword.iskeyword(part) for part in path.split(".")):
-        raise ValueError(f"{name} must have keys of identifiers, got {path}")
-    below = {prefix: f"{prefix}." if prefix else "" for prefix in _groups}
-    prefix = max((each for each in _groups if path.startswith(below[each])), key=len)
-    head, _, rest = path.removeprefix(below[prefix]).partition(".")
-    # A field without a default in the class is no attribute of it, and other attributes are methods.
-    exists = hasattr(_groups[prefix], head) or head in {each.name for each in dataclasses.fields(_groups[prefix])}
-    if exists and rest:
-        raise ValueError(f"{name} must not have keys below {below[prefix]}{head}, got {path}")
-    if exists or mounted.count(path) > 1 or any(other.startswith(f"{path}.") for other in mounted):
-        raise ValueError(f"{name} must have a key of its own, got {path}")
+def _with_group(cls: type, name: str) -> type:
+    """Adds a field with a new group of settings to a dataclass; returns the class of the group."""
+    title = name.title().replace("_", "")
+    where = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.{title}"}
+    group: type = dataclass(type(title, (Group,), where))
+    setattr(cls, title, group)  # for pickle
+    _extend(cls, [(name, group, field(default_factory=group))])
+    return group
 
 
-def _renew(cls: type) -> None:
-    """Makes a dataclass of one whose annotations have grown; it has no methods of those that dataclasses get."""
-    for each in dataclasses.fields(cls):
-        if each.name in inspect.get_annotations(cls) and each.default_factory is not MISSING:
-            setattr(cls, each.name, field(default_factory=each.default_factory))
-    for name in ("__init__", "__repr__", "__eq__", "__match_args__", "__replace__"):
-        if name in vars(cls):
-            delattr(cls, name)
-    dataclass(cls)
+def _extend(cls: type, added: Sequence[tuple[str, Any, Any]]) -> None:
+    """Adds fields to a dataclass, which has none of the methods that it generates in its own body."""
+    extended = dataclasses.make_dataclass(cls.__name__, added, bases=(cls,))
+    for name in ("__init__", "__repr__", "__eq__", "__match_args__", "__dataclass_fields__"):
+        setattr(cls, name, vars(extended)[name])
+    cls.__annotations__ = inspect.get_annotations(cls) | inspect.get_annotations(extended)
 
 
 # ------------------------------------------------------------------------------------------------ settings of a run
 
 
-def mounts(prefix: str) -> Callable[[type[Config]], type[Config]]:
-    """Decorator of a class that becomes a dataclass: adds the fields of all components whose keys are below a prefix.
-
-    Their descriptions are added to its docstring. Keys further below, in a mapping that the class does not have, make
-    a dataclass of that mapping.
-    """
-
-    def mount(cls: type[Config]) -> type[Config]:
-        _mount(cls, prefix, registered())
-        return cls
-
-    return mount
-
-
-def _mount(cls: type, prefix: str, kinds: Sequence[type[ComponentSettings]]) -> bool:
-    """Adds the fields of components as :func:`mounts` does; returns whether there are any."""
-    own = {name for each in cls.__mro__ for name in inspect.get_annotations(each)}
-    _groups[prefix] = cls
-    added: dict[str, Any] = {}
-    described: dict[str, str] = {}
-    for kind in kinds:
-        hints, texts = get_type_hints(kind, include_extras=True), _descriptions(kind.__doc__ or "")
-        for each in dataclasses.fields(kind):  # type: ignore[arg-type]
-            stated = each.metadata["key"]
-            group, _, name = stated.path.rpartition(".")
-            if not stated.mounted or not f"{group}.".startswith(f"{prefix}." if prefix else ""):
-                continue
-            if group == prefix:
-                if name in own:
-                    raise ValueError(f"{kind.__name__} must have a key of its own, got {stated.path}")
-                added[name], described[name] = hints[each.name], texts.get(each.name, "")
-                setattr(cls, name, field(default=each.default, default_factory=each.default_factory))
-                continue
-            head = group.removeprefix(f"{prefix}." if prefix else "").partition(".")[0]
-            if head in own or head in added:
-                continue
-            title = head.title().replace("_", "")
-            members = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.{title}"}
-            path = f"{prefix}.{head}" if prefix else head
-            inner: Any = type(title, (), {"__doc__": f"Settings below ``{path}``.", **members})
-            _mount(inner, path, kinds)
-            dataclass(inner)
-            setattr(cls, title, inner)
-            added[head], described[head] = inner, f"Settings of {kind.name}."
-            setattr(cls, head, field(default_factory=inner))
-    cls.__annotations__ = {**inspect.get_annotations(cls), **added}
-    text = inspect.cleandoc(cls.__doc__ or "")
-    text += "" if "\nAttributes:\n" in text or not described else "\n\nAttributes:"
-    cls.__doc__ = "\n".join((text, *(f"    {name}: {words}" for name, words in described.items()))) + "\n"
-    return bool(added)
-
-
-def _descriptions(text: str) -> dict[str, str]:
-    """Returns the descriptions of attributes in a docstring, by name."""
-    _, _, attributes = inspect.cleandoc(text).partition("\nAttributes:\n")
-    return dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", attributes, re.MULTILINE))
-
-
 def settings_of(config: Any) -> list[ComponentSettings]:
     """Returns the settings of all components in those of a run."""
     return [kind.of(config) for kind in registered()]
+
+
+def _answer(settings: ComponentSettings, question: Callable[[], Answer], unused: Answer) -> Answer:
+    """Returns an answer of settings. If those of another package fail, only runs that switch them on end."""
+    try:
+        return question()
+    except Exception as error:  # third-party code may raise anything
+        if settings.name not in _foreign:
+            raise
+        if not settings.switched_on():
+            return unused
+        if isinstance(error, ValueError):
+            raise
+        package = type(settings).__module__.partition(".")[0]
+        reason = error_in_words(error)
+        raise ValueError(f"component {settings.name} of the package {package} cannot be used: {reason}") from error
+
+
+def _is_on(settings: ComponentSettings) -> bool:
+    return _answer(settings, lambda: settings.is_on, False)
 
 
 def recorded(config: Any) -> dict[str, Any]:
@@ -445,17 +399,18 @@ def recorded(config: Any) -> dict[str, Any]:
     """
     values: dict[str, Any] = dataclasses.asdict(config)
     for kind in _foreign.values():
-        if kind.of(config).is_on:
-            continue
-        for stated in keys_of(kind).values():
-            if stated.mounted:
-                *groups, last = stated.path.split(".")
-                inside = list(itertools.accumulate(groups, dict.__getitem__, initial=values))
-                del inside[-1][last]
-                for outer, name, inner in reversed([*zip(inside, groups, inside[1:], strict=False)]):
-                    if not inner:
-                        del outer[name]
+        if not _is_on(kind.of(config)):
+            for path in _mounted(kind).values():
+                _delete(values, *path.split("."))
     return values
+
+
+def _delete(values: dict[str, Any], name: str, *inner: str) -> None:
+    """Deletes an entry of nested dictionaries, and those that are then empty."""
+    if inner:
+        _delete(values[name], *inner)
+    if not inner or not values[name]:
+        del values[name]
 
 
 def active(config: Any) -> list[ComponentSettings]:
@@ -464,19 +419,20 @@ def active(config: Any) -> list[ComponentSettings]:
     Raises:
         ValueError: Some components must come after one another, or after one that does not exist.
     """
-    found = {each.name: each for each in settings_of(config) if each.is_on}
+    names = [kind.name for kind in registered()]
+    found = {each.name: each for each in settings_of(config) if _is_on(each)}
     while missing := [name for name, each in found.items() if any(other not in found for other in each.requires)]:
         del found[missing[0]]
-    names, ordered = [kind.name for kind in registered()], list[ComponentSettings]()
-    while len(ordered) < len(found):
-        waiting = {name: each for name, each in found.items() if each not in ordered}
-        for kind, other in ((type(each), other) for each in waiting.values() for other in each.after):
+    for each in found.values():
+        for other in each.after:
             if other not in names:
-                raise ValueError(f"{kind.__name__}.after must name components, {', '.join(names)}, got {other!r}")
-        ready = [each for each in waiting.values() if not any(other in waiting for other in each.after)]
+                raise ValueError(f"{type(each).__name__}.after must name components, {', '.join(names)}, got {other!r}")
+    ordered = []
+    while found:
+        ready = [name for name, each in found.items() if found.keys().isdisjoint(each.after)]
         if not ready:
-            raise ValueError(f"components must have an order, got {', '.join(waiting)}, which come after one another")
-        ordered.append(ready[0])
+            raise ValueError(f"components must have an order, got {', '.join(found)}, which come after one another")
+        ordered.append(found.pop(ready[0]))
     return ordered
 
 
@@ -488,26 +444,16 @@ def check_settings(config: Any, prefix: str = "") -> None:
         prefix: Begins each key in messages.
     """
     for each in settings_of(config):
-        each.check(config, prefix)
+        _answer(each, partial(each.check, config, prefix), None)
     present = {each.name: each for each in active(config)}
     for each in present.values():
         for name, reason in each.excludes.items():
             if name in present:
                 # One without a switch is always on, so the other one must be off.
                 one, other = (each, present[name]) if each.switches() else (present[name], each)
-                (path, value), (its, its_value) = _switch(one), _switch(other)
-                raise ValueError(
-                    f"{prefix}{path} must be {type(one).in_words(False)[1]} with {prefix}{its}={its_value}, "
-                    f"{reason}, got {value}"
-                )
-
-
-def _switch(settings: ComponentSettings) -> tuple[str, str]:
-    """Returns the key and the value by which a component is on."""
-    for name, stated in settings.switches().items():
-        if getattr(settings, name) != stated.off:
-            return stated.path, _shown(getattr(settings, name))
-    return settings.name, "on"
+                (path, value), (its, its_value) = (next(iter(x.switched_on().items())) for x in (one, other))
+                off = type(one).in_words(False)[1]
+                raise ValueError(f"{prefix}{path} must be {off} with {prefix}{its}={its_value}, {reason}, got {value}")
 
 
 def build_components(training: Training) -> list[Component]:

@@ -18,13 +18,13 @@ from voxelfield import processes
 from voxelfield.components.registry import ComponentSettings, Training, key
 from voxelfield.config import BelowOne, Count, NotNegative
 from voxelfield.datasets.images import image_size
-from voxelfield.datasets.scene import Scene, Split
+from voxelfield.datasets.scene import Split
 from voxelfield.evaluation.evaluation import picture_name
 from voxelfield.files import is_replaceable
 from voxelfield.media.png import write_png
 from voxelfield.models.batch import Batch, Outputs, columns_and_rows
 from voxelfield.models.component import Component
-from voxelfield.models.pixel_sampler import PixelSampler, pixels_that_count
+from voxelfield.models.pixel_sampler import pixels_that_count
 from voxelfield.run_directory import MASKS
 
 logger = logging.getLogger(__name__)
@@ -63,8 +63,7 @@ class RobustSettings(ComponentSettings):
 
     def build(self, training: Training) -> Iterable[Component]:
         """Returns the component."""
-        start = round(self.robust_from * training.config.trainer.steps)
-        return [RobustWeights(training.scene, training.pixels, self, start)]
+        return [RobustWeights(self, training)]
 
 
 class RobustWeights(Component):
@@ -83,10 +82,8 @@ class RobustWeights(Component):
     In a process group, counts are summed before they are evaluated, so that all processes ignore the same cells.
 
     Args:
-        scene: The scene, whose training images are weighed.
-        pixels: Draws them.
         config: The settings.
-        start: Number of steps before which nothing is ignored.
+        training: The training, whose images are weighed.
 
     Attributes:
         moves: (N, Y, X) bool on the device, the cells that are ignored.
@@ -95,8 +92,9 @@ class RobustWeights(Component):
 
     name = "robust"
 
-    def __init__(self, scene: Scene, pixels: PixelSampler, config: RobustSettings, start: int) -> None:
-        split = scene.train
+    def __init__(self, config: RobustSettings, training: Training) -> None:
+        scene, pixels = training.scene, training.pixels
+        split, start = scene.train, round(config.robust_from * training.config.trainer.steps)
         height, width, device = split.cameras.height, split.cameras.width, pixels.cameras.c2w.device
         self._scene, self._split, self._factor, self._every = scene, split, config.robust, config.robust_every
         # The first counts serve to find the errors with which pixels are compared.
@@ -108,10 +106,10 @@ class RobustWeights(Component):
         self._new_counts = torch.zeros(2, self.moves.numel(), dtype=torch.int32, device=device)
         self._errors = torch.zeros(2, len(split), dtype=torch.int64, device=device)
         self._thresholds = torch.full(shape, torch.inf, device=device)
-        own = cell_variances(pixels.images, self.cell)
-        self._contrast = own if len(own) == len(split) else processes.gather_rows(own, processes.row_counts(own))
-        sizes = cell_sizes(split, self.cell).to(device)
-        self._sizes = sizes if len(sizes) == len(split) else processes.gather_rows(sizes, processes.row_counts(sizes))
+        contrast, sizes = cell_variances(pixels.images, self.cell), cell_sizes(split, self.cell).to(device)
+        if len(sizes) < len(split):
+            contrast, sizes = (processes.gather_rows(each, processes.row_counts(each)) for each in (contrast, sizes))
+        self._contrast, self._sizes = contrast, sizes
         self._scale = torch.ones((), device=device)
 
     def before_step(self, step: int) -> None:

@@ -16,7 +16,6 @@ from voxelfield.datasets.measures import BLURRED, sharpness
 from voxelfield.datasets.scene import Split
 from voxelfield.models.batch import Batch
 from voxelfield.models.component import Component
-from voxelfield.models.pixel_sampler import PixelSampler
 
 
 @dataclass(frozen=True)
@@ -33,22 +32,17 @@ class SharpnessSettings(ComponentSettings):
 
     def build(self, training: Training) -> Iterable[Component]:
         """Returns the component."""
-        return [SharpnessWeights(training.scene.train, training.pixels, self.sharpness)]
+        training.pixels.carry(self.name, sharpness_weights(training.scene.train, self.sharpness))
+        return [SharpnessWeights()]
 
 
 class SharpnessWeights(Component):
     """Multiplies the squared errors of each pixel by the weight of its photograph, of :func:`sharpness_weights`.
 
-    Args:
-        split: The training images.
-        pixels: Draws them; batches then carry the weights as ``"sharpness"``.
-        exponent: As for :func:`sharpness_weights`.
+    Batches carry the weights as ``"sharpness"``.
     """
 
     name = "sharpness"
-
-    def __init__(self, split: Split, pixels: PixelSampler, exponent: float) -> None:
-        pixels.carry(self.name, sharpness_weights(split, exponent))
 
     def prepare(self, batch: Batch) -> None:
         """Gives the pixels their weights."""

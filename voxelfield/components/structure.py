@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -13,14 +13,13 @@ from voxelfield.components.registry import ComponentSettings, Training, key
 from voxelfield.config import NotNegative
 from voxelfield.evaluation.metrics import C2, WINDOW, window_means
 from voxelfield.models.batch import Batch, Outputs
-from voxelfield.models.component import Component
+from voxelfield.models.component import Component, LossTerms
 from voxelfield.models.losses import photometric
-from voxelfield.models.pixel_sampler import PixelSampler
 
 
 @dataclass(frozen=True)
 class StructureSettings(ComponentSettings):
-    """Settings of :class:`VarianceWeightedError`.
+    """The setting of a term for fine texture, :func:`variance_weighted_mse`.
 
     Attributes:
         structure: Squared error relative to the local variance of the photographs, for sharper texture of low contrast.
@@ -34,27 +33,10 @@ class StructureSettings(ComponentSettings):
     structure: NotNegative = key("trainer.loss.structure", 0.0, off=0)
 
     def build(self, training: Training) -> Iterable[Component]:
-        """Returns the component."""
-        return [VarianceWeightedError(training.pixels, self.structure)]
-
-
-class VarianceWeightedError(Component):
-    """Adds the term ``structure``: :func:`variance_weighted_mse`, multiplied by a weight.
-
-    Args:
-        pixels: The training images; batches then carry the weights of :func:`structure_weights` as ``"structure"``.
-        weight: Weight of the term.
-    """
-
-    name = "structure"
-
-    def __init__(self, pixels: PixelSampler, weight: float) -> None:
-        self._weight = weight
-        pixels.carry(self.name, structure_weights(pixels.images, pixels.sizes))
-
-    def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
-        """Returns the term."""
-        return {self.name: self._weight * variance_weighted_mse(outputs, batch)}
+        """Returns the component; batches then carry the weights of :func:`structure_weights` as ``"structure"``."""
+        training.pixels.carry(self.name, structure_weights(training.pixels.images, training.pixels.sizes))
+        terms = {self.name: lambda outputs, batch: self.structure * variance_weighted_mse(outputs, batch)}
+        return [LossTerms(terms, self.name)]
 
 
 def variance_weighted_mse(outputs: Outputs, batch: Batch) -> Tensor:

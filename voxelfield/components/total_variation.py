@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from voxelfield.components.registry import ComponentSettings, Training, key
 from voxelfield.config import Count, Natural, NotNegative
 from voxelfield.models.component import Component
-from voxelfield.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -30,23 +29,18 @@ class TotalVariationSettings(ComponentSettings):
 
     def build(self, training: Training) -> Iterable[Component]:
         """Returns the component."""
-        return [TotalVariation(training.model, self, training.config.trainer.loss_scale)]
+        return [TotalVariation(self, training)]
 
 
 class TotalVariation(Component):
-    """Adds the gradient of total variation to that of some steps.
-
-    Args:
-        model: The model.
-        settings: The weight, and the steps.
-        loss_scale: Factor on all gradients.
-    """
+    """Adds the gradient of total variation to that of some steps."""
 
     name = "total_variation"
     smooths_grids = True
 
-    def __init__(self, model: Model, settings: TotalVariationSettings, loss_scale: float) -> None:
-        self._model, self._settings, self._loss_scale = model, settings, loss_scale
+    def __init__(self, settings: TotalVariationSettings, training: Training) -> None:
+        self._settings, self._model = settings, training.model
+        self._loss_scale = training.config.trainer.loss_scale
 
     def before_step(self, step: int) -> None:
         """Adds the gradient, to which that of the step will be added."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -78,7 +79,8 @@ def scene_from_arrays(
         kind = "test" if test is not None else "holdout"
         raise ValueError(f"{kind} must leave at least one view for training, got {count} test views of {count}")
     splits = {"train": whole[~tested]} | ({"test": whole[tested]} if bool(tested.any()) else {})
-    return assemble(name, Path(name), cameras, splits, options, points)
+    scene = assemble(name, Path(name), splits, cameras.viewing_poses(), options, points)
+    return replace(scene, all_cameras=cameras)
 
 
 def _rgba(images: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from voxelfield.datasets.images import CUT_OUT, from_opacity
+from voxelfield.datasets.images import CUT_OUT, in_threads, read_opacity
 from voxelfield.datasets.measures import transparency
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, cameras_of, check_poses_of, present_photos, read_split
@@ -20,7 +20,7 @@ from voxelfield.datasets.silhouettes import Silhouette, box_of_silhouettes
 from voxelfield.grids.boxes import box_tensor, parse_box
 from voxelfield.rendering.cameras import Cameras, viewing_poses
 from voxelfield.rendering.lens import join_lenses
-from voxelfield.warps.bounds import box_of_cameras, box_of_points
+from voxelfield.warps.choice import box_of_cameras, box_of_points
 
 logger = logging.getLogger(__name__)
 
@@ -131,26 +131,27 @@ def scene_of_photos(
     points: Tensor | None = None,
     stated_box: Tensor | None = None,
 ) -> Scene:
-    """Reads the splits of a scene, given the photographs ``chosen`` for each; see :func:`assemble` for the others.
-
-    The scene has the name of its folder.
-    """
+    """Makes a scene, named like its folder, of the photographs ``chosen`` for each split; see :func:`assemble`."""
     splits = {name: read_split(name, some, options) for name, some in chosen.items()}
     if not any(photo.mask is not None or photo.alpha is not None for photo in photos):
         for masks in (folder / "masks", folder / "mask"):
             if masks.is_dir():
                 logger.warning("%s: masks in this folder are not used, because %s names none of them", masks, source)
-    return assemble(folder.resolve().name, source, photos, splits, options, points, stated_box)
+    poses = viewing_poses(torch.stack([photo.c2w for photo in photos]), join_lenses([photo.lens for photo in photos]))
+    scene = assemble(folder.resolve().name, source, splits, poses, options, points, stated_box, photos)
+    # Sizes of images that are not loaded must be read from their files.
+    return scene if scene.bounded else replace(scene, all_cameras=cameras_of(photos, options))
 
 
 def assemble(
     name: str,
     source: Path,
-    views: Sequence[Photo] | Cameras,
     splits: Mapping[str, Split],
+    poses: Tensor,
     options: LoadOptions,
     points: Tensor | None = None,
     stated_box: Tensor | None = None,
+    photos: Sequence[Photo] = (),
 ) -> Scene:
     """Makes a scene of loaded splits and determines its box.
 
@@ -162,12 +163,12 @@ def assemble(
     Args:
         name: The scene's name.
         source: The file that lists the photographs, for messages.
-        views: All photographs whose files exist, whether their split is loaded or not, or all cameras of images that
-            are in no file.
         splits: The loaded splits by name.
+        poses: (N, 4, 4) where all views look, whether their split is loaded or not.
         options: The user's box, if any, and whether lenses distort.
         points: (M, 3) points from structure from motion, or points that fill the visible space, world units.
         stated_box: The box (2, 3) around the subject that the format states, if any.
+        photos: The photographs of the splits; none if the images are in no file.
 
     Raises:
         ValueError: Silhouettes only agree if the poses have another convention, a photograph has no opaque pixels that
@@ -176,22 +177,13 @@ def assemble(
     cut_out = _shows_object(source, splits)
     if not cut_out:
         splits = {name: _without_transparency(split) for name, split in splits.items()}
-    if isinstance(views, Cameras):
-        poses = views.viewing_poses()
-    else:
-        lens = join_lenses([photo.lens for photo in views])
-        poses = viewing_poses(torch.stack([photo.c2w for photo in views]), lens)
     aabb, estimated = options.aabb if options.aabb is not None else stated_box, False
     if aabb is None and cut_out:
-        aabb = _box_of_object(source, splits, views, options)
+        aabb = _box_of_object(source, splits, photos, options)
     elif aabb is None:
         aabb, estimated = _box_of_place(poses, points), True
     box, bounded = box_tensor(parse_box(aabb), torch.device("cpu")), cut_out or options.aabb is not None
-    scene = Scene(name, box, dict(splits), bounded, estimated, points, poses)
-    if isinstance(views, Cameras):
-        return replace(scene, all_cameras=views)
-    # Sizes of images that are not loaded must be read from their files.
-    return scene if bounded else replace(scene, all_cameras=cameras_of(views, options))
+    return Scene(name, box, dict(splits), bounded, estimated, points, poses)
 
 
 def _shows_object(source: Path, splits: Mapping[str, Split]) -> bool:
@@ -231,14 +223,12 @@ def _without_transparency(split: Split) -> Split:
     return replace(split, masks=masks)
 
 
-def _box_of_object(
-    source: Path, splits: Mapping[str, Split], views: Sequence[Photo] | Cameras, options: LoadOptions
-) -> Tensor:
+def _box_of_object(source: Path, splits: Mapping[str, Split], photos: Sequence[Photo], options: LoadOptions) -> Tensor:
     """Returns the box (2, 3) of the object that images with a transparent background show."""
     # All runs load the training images.
     split = splits["train"] if "train" in splits else next(iter(splits.values()))
     numbers = torch.linspace(0, len(split) - 1, min(len(split), _SILHOUETTES)).long().tolist()
-    found, cameras = _silhouettes(split, numbers, views, options)
+    found, cameras = _silhouettes(split, numbers, photos, options)
     box = box_of_silhouettes(found, cameras)
     if box is not None:
         return box
@@ -258,21 +248,24 @@ def _box_of_object(
 
 
 def _silhouettes(
-    split: Split, numbers: Sequence[int], views: Sequence[Photo] | Cameras, options: LoadOptions
+    split: Split, numbers: Sequence[int], photos: Sequence[Photo], options: LoadOptions
 ) -> tuple[list[Silhouette], Cameras]:
     """Returns the silhouettes of some images of a split, with their cameras.
 
     They have the size of the files, so that the box does not depend on the size at which images are loaded.
     """
-    by_path = {} if isinstance(views, Cameras) else {photo.path: photo for photo in views}
+    by_path = {photo.path: photo for photo in photos}
     chosen = [by_path[(split.paths or ())[number]] for number in numbers] if by_path else []
     cameras = cameras_of(chosen, options) if chosen else split.cameras[numbers]
     own = [(index, number) for index, number in enumerate(numbers) if number in split.local_indices]
     if all(split.cameras.size(number) == cameras.size(index) for index, number in enumerate(numbers)):
         local = [Silhouette.of(split.image(number)[..., 3]) for _, number in own]
     else:
-        files = [(chosen[index].path, chosen[index].alpha) for index, _ in own]
-        local = from_opacity(files, lambda alpha: Silhouette.of(torch.from_numpy(alpha)))
+
+        def read(index: int) -> Silhouette:
+            return Silhouette.of(torch.from_numpy(read_opacity(chosen[index].path, chosen[index].alpha)))
+
+        local = in_threads(read, [index for index, _ in own], "looked at")
     return split.all_gather(local), cameras
 
 

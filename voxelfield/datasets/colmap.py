@@ -1,15 +1,15 @@
 """Loader of COLMAP's layout: a model, such as ``sparse/0``, and a folder of images.
 
-A folder ``masks`` beside the folder of images, if there is one, contains a mask for each image, such as
-``a.jpg.png`` or ``a.png`` for ``a.jpg``: black where pixels must be ignored. COLMAP itself uses the first name.
-
-pycolmap reads the model, binary or text, with or without rigs. Poses have OpenCV axes (y down, looking along z).
+A folder ``masks`` beside the folder of images may contain a mask for each image. pycolmap reads the model, binary or
+text, with or without rigs. Poses have OpenCV axes (y down, looking along z).
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import mmap
+import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,17 +19,9 @@ import numpy as np
 import torch
 
 from voxelfield.datasets.assembly import load_capture
-from voxelfield.datasets.colmap_files import (
-    check_binary_model,
-    find_model,
-    image_paths,
-    is_binary,
-    is_colmap,
-    names_in_text,
-)
 from voxelfield.datasets.image_paths import mask_path
 from voxelfield.datasets.images import image_files
-from voxelfield.datasets.lenses import READ_MODELS, photo_lens
+from voxelfield.datasets.lenses import CAMERA_MODELS, photo_lens
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, scaled, with_shrunk_images
 from voxelfield.datasets.poses import FARTHEST, turned_about
@@ -41,6 +33,23 @@ from voxelfield.messages import reason_of
 
 logger = logging.getLogger(__name__)
 
+# Folders of models, each with the folder of its images, as COLMAP, its scripts and other programs lay them out.
+# Undistorted models belong to the undistorted images only.
+_LAYOUTS = (
+    ("sparse", "images"),
+    ("colmap/sparse", "images"),
+    ("colmap/sparse", "colmap/images"),
+    ("colmap_sparse", "images"),
+    ("colmap_text", "images"),
+    ("colmap", "images"),
+    ("undistorted/sparse", "undistorted/images"),
+    ("dense/sparse", "dense/images"),
+    ("dense/0/sparse", "dense/0/images"),
+)
+
+_POSE = 7 * 8  # bytes of a quaternion and a translation, of doubles
+_SENSOR = 4 + 4  # of its type and its number
+
 
 def load_colmap(folder: Path, options: LoadOptions) -> Scene:
     """Loads a capture; see :class:`voxelfield.datasets.registry.Format`.
@@ -48,18 +57,12 @@ def load_colmap(folder: Path, options: LoadOptions) -> Scene:
     Raises:
         MissingPackageError: pycolmap is not installed.
     """
-    source, images, counts = find_model(folder, options.model)
-    if counts:
-        sizes = ", ".join(f"{name} with {count} images" for name, count in counts.items())
-        logger.warning(
-            "%s has several models, %s: %s is read, and scene.model=N selects another",
-            *(source.parent, sizes, source.name),
-        )
+    source, images = find_model(folder, options.model)
     model = _read_model(source)
     posed = [image for image in model.images.values() if image.has_pose]
     if not posed:
         raise ValueError(f"{source}: the model must have images with poses, got none of {len(model.images)}")
-    paths = image_paths(images, [_name(source, image) for image in posed])
+    paths = _image_paths(images, [_name(source, image) for image in posed])
     known = set(paths)
     without_pose = [path for path in image_files(images, "**/*") if path not in known]
     if without_pose:
@@ -78,6 +81,150 @@ def load_colmap(folder: Path, options: LoadOptions) -> Scene:
         photos = _with_observations(source, photos, posed, model)
     points = _points(source, list(model.points3D.values()))
     return load_capture(folder, source, with_shrunk_images(photos, images, options.downscale), options, points=points)
+
+
+def is_colmap(folder: Path) -> bool:
+    """Returns whether a folder holds a COLMAP model; see :class:`voxelfield.datasets.registry.Format`."""
+    return any(_models_in(folder / models) for models, _ in _LAYOUTS)
+
+
+def find_model(folder: Path, number: int | None) -> tuple[Path, Path]:
+    """Returns the folders of a capture's model and of its images.
+
+    The model has the given number, or else poses for the most images, with a warning if there are several. If a capture
+    has several folders of models, those beside their images come first. Several models in one folder, such as
+    ``sparse/0`` and ``sparse/1``, are reconstructions of parts that COLMAP could not join.
+    """
+    found = [(folder / models, folder / images) for models, images in _LAYOUTS if _models_in(folder / models)]
+    models_folder, images = next((each for each in found if each[1].is_dir()), found[0])
+    models = _models_in(models_folder)
+    if number is not None:
+        named = next((model for model in models if model.name == str(number)), None)
+        if named is None:
+            numbers = ", ".join(model.name for model in models if model.name.isdecimal())
+            known = f"one of {numbers}" if numbers else "None"
+            raise ValueError(f"model must be {known}, as {models_folder} has no other, got {number}")
+        return named, images
+    if len(models) == 1:
+        return models[0], images
+    counts = {model: _count_posed_images(model) for model in models}
+    best = max(models, key=lambda model: counts[model])
+    sizes = ", ".join(f"{model.name} with {count} images" for model, count in counts.items())
+    logger.warning(
+        "%s has several models, %s: %s is read, and scene.model=N selects another", models_folder, sizes, best.name
+    )
+    return best, images
+
+
+def _models_in(folder: Path) -> list[Path]:
+    """Returns the models in numbered folders, sorted by number; else the folder itself if it is a model."""
+    numbered = [child for child in folder.glob("*") if child.name.isdecimal() and _is_model(child)]
+    if numbered:
+        return sorted(numbered, key=lambda child: (int(child.name), child.name))
+    return [folder] if _is_model(folder) else []
+
+
+def _is_model(folder: Path) -> bool:
+    return any((folder / f"images.{suffix}").is_file() for suffix in ("bin", "txt"))
+
+
+def _is_binary(folder: Path) -> bool:
+    """Returns whether pycolmap reads the binary files of a model; otherwise it reads the text."""
+    return all((folder / f"{name}.bin").is_file() for name in ("cameras", "images", "points3D"))
+
+
+def _count_posed_images(folder: Path) -> int:
+    """Returns how many images a model has, as its file of images says; 0 if it cannot be read."""
+    try:
+        if not _is_binary(folder):
+            return len(_names_in_text(folder))
+        with (folder / "images.bin").open("rb") as file:
+            return int.from_bytes(file.read(8), "little")
+    except OSError:
+        return 0
+
+
+def _names_in_text(folder: Path) -> dict[int, bytes]:
+    """Returns the names of a text model's images by their numbers, with the spaces at which pycolmap ends a name."""
+    names = {}
+    with (folder / "images.txt").open("rb") as file:
+        for line in file:
+            words = line.strip().split(b" ", 9)
+            if not line.strip() or line.startswith(b"#"):
+                continue
+            next(file, None)  # the points of the image
+            if len(words) == 10 and words[0].isdigit():
+                names[int(words[0])] = words[9]
+    return names
+
+
+def _read_model(source: Path) -> Any:
+    pycolmap = import_optional("pycolmap", "read a COLMAP model", "colmap")
+    is_binary = _is_binary(source)
+    if is_binary:
+        check_binary_model(source)
+    try:
+        model: Any = pycolmap.Reconstruction(source)
+    except (ValueError, RuntimeError, OSError, IndexError) as error:
+        raise ValueError(f"{source}: not a COLMAP model ({reason_of(error)})") from error
+    if not is_binary:
+        for number, name in _names_in_text(source).items():
+            if b" " in name and number in model.images:
+                model.images[number].name = name
+    return model
+
+
+def _image_paths(images: Path, names: Sequence[str]) -> list[Path]:
+    """Returns the files of a model's images, by their names in the model, whether or not they exist.
+
+    They are looked for in the folder ``images``, then in the folder around it, to which names such as ``images/a.jpg``
+    are relative. Backslashes may separate folders.
+    """
+    folders = (images, images.parent)
+    exist = [any((base / name).is_file() for base in folders) for name in names]
+    names = [name if exists else name.replace("\\", "/") for name, exists in zip(names, exist, strict=True)]
+    base = next((base for base in folders if any((base / name).is_file() for name in names)), images)
+    return [base / name for name in names]
+
+
+def _name(source: Path, image: Any) -> str:
+    try:
+        name = str(image.name)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{source}: names of images must be UTF-8, got {error.object!r}") from error
+    if not Path(name).name or Path(name).is_absolute() or ".." in name.replace("\\", "/").split("/"):
+        raise ValueError(f"{source}: names of images must be files inside the folder images, got {shown(name)}")
+    return name
+
+
+def _photo(source: Path, path: Path, mask: Path | None, image: Any, camera: Any) -> Photo:
+    kind = camera.model.name
+    if kind not in CAMERA_MODELS:
+        raise ValueError(
+            f"{source}: camera {camera.camera_id} must be one of {', '.join(CAMERA_MODELS)}, got {kind}: undistort the "
+            "images first (colmap image_undistorter)"
+        )
+    model, terms = CAMERA_MODELS[kind]
+    numbers = camera.params[-len(terms) :].tolist() if terms else []
+    lens = photo_lens(f"{source}: camera {camera.camera_id}", model, dict(zip(terms, numbers, strict=True)))
+    if min(camera.width, camera.height) < 1:
+        raise ValueError(
+            f"{source}: camera {camera.camera_id} must have a size of at least 1x1, got {camera.width}x{camera.height}"
+        )
+    w2c = torch.eye(4, dtype=torch.float64)
+    w2c[:3] = torch.from_numpy(np.array(image.cam_from_world().matrix()))
+    name = f"{source}: pose of {image.name}"
+    # It would become the identity. Others that are not of unit length give no rotation, which load_capture refuses.
+    if not np.any(image.cam_from_world().rotation.quat):
+        raise ValueError(f"{name} must have a unit quaternion, got zeros")
+    c2w = turned_about(torch.linalg.inv(w2c))
+    size = width, height = camera.width, camera.height
+    if model == "equirectangular":
+        # pycolmap crashes where it is asked for a focal length that the model does not have.
+        intrinsics = (width / (2 * math.pi), height / math.pi, width / 2, height / 2)
+    else:
+        intrinsics = (camera.focal_length_x, camera.focal_length_y, camera.principal_point_x, camera.principal_point_y)
+    return Photo(path, c2w, scaled(intrinsics, size), lens, mask=mask, pose_name=name)
 
 
 def _with_observations(source: Path, photos: list[Photo], posed: list[Any], model: Any) -> list[Photo]:
@@ -124,58 +271,98 @@ def _points(source: Path, points: Sequence[Any]) -> torch.Tensor:
     return torch.from_numpy(positions[usable])
 
 
-def _read_model(source: Path) -> Any:
-    pycolmap = import_optional("pycolmap", "read a COLMAP model", "colmap")
-    check_binary_model(source)
-    try:
-        model: Any = pycolmap.Reconstruction(source)
-    except (ValueError, RuntimeError, OSError, IndexError) as error:
-        raise ValueError(f"{source}: not a COLMAP model ({reason_of(error)})") from error
-    if not is_binary(source):
-        for number, name in names_in_text(source).items():
-            if b" " in name and number in model.images:
-                model.images[number].name = name
-    return model
+def check_binary_model(folder: Path) -> None:
+    """Raises ValueError if a file of a binary model is shorter than its stated numbers of entries require.
+
+    pycolmap trusts these numbers: with a damaged file it reads past the end for hours, or until memory is exhausted.
+    """
+    for name in ("cameras", "images", "points3D", "rigs", "frames"):
+        path = folder / f"{name}.bin"
+        if not path.is_file():
+            continue  # models without rigs have fewer files
+        with path.open("rb") as file:
+            if path.stat().st_size == 0:
+                raise ValueError(f"{path}: must begin with a number of {name}, got an empty file")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                walk = _Walk(path, data)
+                if name == "cameras":
+                    _walk_cameras(walk)
+                elif name == "rigs":
+                    _walk_rigs(walk)
+                else:
+                    walk.lists(*_LISTS[name])
 
 
-def _name(source: Path, image: Any) -> str:
-    try:
-        name = str(image.name)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{source}: names of images must be UTF-8, got {error.object!r}") from error
-    if not Path(name).name or Path(name).is_absolute() or ".." in name.replace("\\", "/").split("/"):
-        raise ValueError(f"{source}: names of images must be files inside the folder images, got {shown(name)}")
-    return name
+# Of an entry in the other files: its bytes before its list of items, whether a name is among them, the format of the
+# number of items, and the bytes of an item.
+_LISTS = {
+    "images": (4 + _POSE + 4, True, "Q", 24),
+    "points3D": (8 + 24 + 3 + 8, False, "Q", 8),
+    "frames": (8 + _POSE, False, "I", _SENSOR + 8),
+}
 
 
-def _photo(source: Path, path: Path, mask: Path | None, image: Any, camera: Any) -> Photo:
-    kind = camera.model.name
-    if kind not in READ_MODELS:
-        raise ValueError(
-            f"{source}: camera {camera.camera_id} must be one of {', '.join(READ_MODELS)}, got {kind}: undistort the "
-            "images first (colmap image_undistorter)"
-        )
-    model, terms = READ_MODELS[kind]
-    numbers = camera.params[-len(terms) :].tolist() if terms else []
-    lens = photo_lens(f"{source}: camera {camera.camera_id}", model, dict(zip(terms, numbers, strict=True)))
-    if min(camera.width, camera.height) < 1:
-        raise ValueError(
-            f"{source}: camera {camera.camera_id} must have a size of at least 1x1, got {camera.width}x{camera.height}"
-        )
-    w2c = torch.eye(4, dtype=torch.float64)
-    w2c[:3] = torch.from_numpy(np.array(image.cam_from_world().matrix()))
-    name = f"{source}: pose of {image.name}"
-    # It would become the identity. Others that are not of unit length give no rotation, which load_capture refuses.
-    if not np.any(image.cam_from_world().rotation.quat):
-        raise ValueError(f"{name} must have a unit quaternion, got zeros")
-    c2w = turned_about(torch.linalg.inv(w2c))
-    size = width, height = camera.width, camera.height
-    if model == "equirectangular":
-        # pycolmap crashes where it is asked for a focal length that the model does not have.
-        intrinsics = (width / (2 * math.pi), height / math.pi, width / 2, height / 2)
-    else:
-        intrinsics = (camera.focal_length_x, camera.focal_length_y, camera.principal_point_x, camera.principal_point_y)
-    return Photo(path, c2w, scaled(intrinsics, size), lens, mask=mask, pose_name=name)
+class _Walk:
+    """Walks through a file; raises ValueError if it ends too early."""
+
+    def __init__(self, path: Path, data: Any) -> None:
+        self.path, self._data, self._at = path, data, 0
+
+    def skip(self, size: int) -> None:
+        """Skips a number of bytes."""
+        if size > len(self._data) - self._at:
+            raise ValueError(f"{self.path}: must be complete, got a truncated file")
+        self._at += size
+
+    def number(self, form: str) -> int:
+        """Reads a whole number of a format of :mod:`struct`."""
+        start = self._at
+        self.skip(struct.calcsize(f"<{form}"))
+        return int(struct.unpack_from(f"<{form}", self._data, start)[0])
+
+    def count(self, form: str, least: int) -> int:
+        """Reads the number of entries that follow, each of at least ``least`` bytes."""
+        count = self.number(form)
+        if count * least > len(self._data) - self._at:
+            found = len(self._data)
+            raise ValueError(f"{self.path}: must hold {count} entries, as it declares, got a file of {found} bytes")
+        return count
+
+    def lists(self, head: int, named: bool, form: str, item: int) -> None:
+        """Skips entries that end with lists; the arguments are as in ``_LISTS``."""
+        for _ in range(self.count("Q", head + named + struct.calcsize(form))):
+            self.skip(head)
+            if named:
+                end = self._data.find(b"\0", self._at)
+                self.skip((end if end >= 0 else len(self._data)) + 1 - self._at)
+            self.skip(item * self.count(form, item))
+
+
+def _walk_cameras(walk: _Walk) -> None:
+    import pycolmap
+
+    models = pycolmap.CameraModelId.__members__
+    known = {int(model): model for name, model in models.items() if name != "INVALID"}
+    sizes: dict[int, int] = {}
+    for _ in range(walk.count("Q", 24)):
+        walk.skip(4)
+        model = walk.number("i")
+        if model not in known:
+            raise ValueError(f"{walk.path}: the model of a camera must be one that COLMAP knows, got {model}")
+        if model not in sizes:
+            sizes[model] = 8 * len(pycolmap.Camera.create_from_model_id(0, known[model], 1.0, 2, 2).params)
+        walk.skip(16 + sizes[model])
+
+
+def _walk_rigs(walk: _Walk) -> None:
+    for _ in range(walk.count("Q", 8)):
+        walk.skip(4)
+        sensors = walk.count("I", _SENSOR)
+        if sensors > 0:
+            walk.skip(_SENSOR)
+        for _ in range(sensors - 1):
+            walk.skip(_SENSOR)
+            walk.skip(_POSE if walk.number("B") else 0)
 
 
 FORMAT = Format("COLMAP", "sparse/0/images.bin", is_colmap, load_colmap, order=30, has_models=True)

@@ -43,7 +43,7 @@ class Manifest:
     name: str
     licence: str
     credit: str
-    archives: tuple[str, ...]
+    archives: Sequence[str]
     files: Mapping[str, str]
     size: int
 
@@ -57,8 +57,7 @@ def load_manifest(name: str) -> Manifest:
     """Reads the manifest of a scene; raises ValueError, which lists those there are, if there is none."""
     if name not in downloadable_scenes():
         raise ValueError(f"scene must be one that has a download ({', '.join(downloadable_scenes())}), got {name!r}")
-    content = json.loads((_MANIFESTS / f"{name}.json").read_text(encoding="utf-8"))
-    return Manifest(**{**content, "archives": tuple(content["archives"])})
+    return Manifest(**json.loads((_MANIFESTS / f"{name}.json").read_text(encoding="utf-8")))
 
 
 def download(name: str, root: Path | str = "data", urls: Sequence[str] | None = None) -> Path:

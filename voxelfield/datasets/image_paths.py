@@ -12,9 +12,10 @@ import os
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from voxelfield.datasets.images import image_files
 from voxelfield.files import IMAGE_SUFFIXES
 from voxelfield.foundation.errors import shown
 
@@ -103,16 +104,10 @@ def _like(folder: Path, index: Mapping[str, set[str]], name: str) -> str | None:
     return None
 
 
-def images_within(folder: Path) -> Iterator[str]:
-    """Yields the image files in a folder and its folders, by suffix, relative to it and with slashes.
-
-    Links to folders are not followed, and names that begin with a dot are left out.
-    """
-    for place, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(files):
-            if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith("."):
-                yield Path(place, name).relative_to(folder).as_posix()
+def images_within(folder: Path) -> list[str]:
+    """Lists the image files in a folder and its subfolders, relative to it and with slashes, without hidden ones."""
+    paths = [path.relative_to(folder) for path in image_files(folder, "**/*") if path.is_file()]
+    return [path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts)]
 
 
 def why_missing(folder: Path, wanted: Path) -> str:
@@ -150,7 +145,10 @@ def _bare(path: str) -> str:
 
 
 def mask_path(masks: Path, image: Path) -> Path:
-    """Returns the file of an image's mask, which need not exist; ``image`` is relative to the folder of images."""
+    """Returns the file of an image's mask, ``a.jpg.png`` (COLMAP's own name) or ``a.png``, which need not exist.
+
+    The path of the image ``a.jpg`` is relative to the folder of images.
+    """
     as_colmap_names_it = masks / image.with_name(f"{image.name}.png")
     by_stem = masks / image.with_suffix(".png")
     return by_stem if by_stem.exists() and not as_colmap_names_it.exists() else as_colmap_names_it

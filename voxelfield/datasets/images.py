@@ -91,7 +91,16 @@ def read_images(
     """
     # All headers come before the first pixels, so that a single huge image is refused before it takes memory.
     shown = image_sizes(paths) if sizes is None else sizes
-    _check_room(paths, shown)
+    areas = [width * height for width, height in shown]
+    width, height = (max(sides) for sides in zip(*shown, strict=True))
+    # Landscape and portrait photographs of 16:9 fill more than half of the room that each gets.
+    if 4 * sum(areas) < len(areas) * width * height:
+        largest = areas.index(max(areas))
+        raise ValueError(
+            f"{paths[largest]}: size must be at most a few times that of the other images, because each takes the "
+            f"memory of the largest, got {shown[largest][0]}x{shown[largest][1]}: shrink it, or limit the longest side "
+            "of all images (trainer.image_size; in Python, image_size)"
+        )
 
     def fill(index: int, pixels: npt.NDArray[Any]) -> float | None:
         image, (width, height) = _decode(paths[index], alphas[index] if alphas is not None else None), shown[index]
@@ -115,18 +124,11 @@ def read_images(
     return images
 
 
-def from_opacity(files: Sequence[tuple[Path, Path | None]], action: Callable[[npt.NDArray[np.uint8]], _T]) -> list[_T]:
-    """Calls a function with the opacity (H, W) of N images at the size of their files, in several threads.
-
-    Each comes with the file of a grey image that replaces its alpha channel, or None.
-    """
-
-    def read(file: tuple[Path, Path | None]) -> _T:
-        image = _decode(*file)
-        opaque = image.mode != "RGBA"
-        return action(np.full(image.size[::-1], 255, np.uint8) if opaque else np.array(image.getchannel("A")))
-
-    return _in_threads(read, files, "looked at")
+def read_opacity(path: Path, alpha: Path | None) -> npt.NDArray[np.uint8]:
+    """Returns the opacity (H, W) of an image at the size of its file; a grey image may replace its alpha channel."""
+    image = _decode(path, alpha)
+    opaque = image.mode != "RGBA"
+    return np.full(image.size[::-1], 255, np.uint8) if opaque else np.array(image.getchannel("A"))
 
 
 def _read_grey(path: Path, size: Size) -> Image.Image:
@@ -141,32 +143,14 @@ def _read_grey(path: Path, size: Size) -> Image.Image:
     return grey
 
 
-def _check_room(paths: Sequence[Path], sizes: Sequence[Size]) -> None:
-    """Raises ValueError unless images fill a quarter of the room that each gets, which is that of the largest."""
-    width, height = (max(sides) for sides in zip(*sizes, strict=True))
-    # Landscape and portrait photographs of 16:9 fill more than half.
-    if 4 * sum(w * h for w, h in sizes) < len(sizes) * width * height:
-        largest = max(range(len(sizes)), key=lambda index: sizes[index][0] * sizes[index][1])
-        raise ValueError(
-            f"{paths[largest]}: size must be at most a few times that of the other images, because each takes the "
-            f"memory of the largest, got {sizes[largest][0]}x{sizes[largest][1]}: shrink it, or limit the longest side "
-            "of all images (trainer.image_size; in Python, image_size)"
-        )
-
-
 def read_masks(
     paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size], local_slice: slice | None = None
 ) -> Tensor:
-    """Reads the masks of a split's images: black pixels must be ignored.
+    """Reads the masks of a split's images, as (N, H, W) bool: True where a pixel counts, which is not black.
 
-    Args:
-        paths: N image files; None where an image has no mask and all of its pixels count.
-        sizes: The N sizes that they must have.
-        shown: The N sizes of their images. Of several pixels that are averaged into one all must count.
-        local_slice: As for :func:`read_images`.
-
-    Returns:
-        (N, H, W) bool: True where a pixel counts. It has room for the images of :func:`read_images`.
+    The N files must have the N ``sizes``; None where an image has no mask, and all of its pixels count. The images are
+    ``shown`` at other sizes: of several pixels that are averaged into one all must count. The masks have the same room
+    as the images of :func:`read_images`, and ``local_slice`` is that of the images.
 
     Raises:
         FileNotFoundError: A mask is missing.
@@ -190,18 +174,13 @@ def read_masks(
 def read_depths(
     paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size], local_slice: slice | None = None
 ) -> Tensor:
-    """Reads the depths of a split's images, in the units of the files.
+    """Reads the depths of a split's images, in the units of the files, as (N, H, W) float32, 0 where none is known.
 
-    Args:
-        paths: N grey images with 16 bits, or files ``.npy`` of an array (H, W) or (H, W, 1) of floating point, in which
-            values that are not finite or below 0 are unknown; None where an image has no depths.
-        sizes: The N sizes of their images. Depths may have a higher or a lower resolution.
-        shown: The N sizes to which these images are resized. Each pixel has the depth of the nearest one in the file,
-            because a mean over an edge would lie on neither side of it.
-        local_slice: As for :func:`read_images`.
-
-    Returns:
-        (N, H, W) float32, 0 where nothing is known. It has room for the images of :func:`read_images`.
+    The N files are grey images with 16 bits, or files ``.npy`` of an array (H, W) or (H, W, 1) of floating point, in
+    which values that are not finite or below 0 are unknown; None where an image has no depths. Their resolution may be
+    higher or lower than the N ``sizes`` of the image files: each pixel of the images, as they are ``shown``, has the
+    depth of the nearest one in the file, because a mean over an edge would lie on neither side of it. The depths have
+    the same room as the images of :func:`read_images`, and ``local_slice`` is that of the images.
 
     Raises:
         ValueError: A file is unreadable, of another kind, or has another ratio of its sides than its image.
@@ -247,19 +226,20 @@ def _stacked(
     width, height = (max(sides) for sides in zip(*shown, strict=True))
     own = range(len(shown))[local_slice or slice(None)]
     planes = np.zeros((len(own), height, width, *channels), dtype)
-    results = _in_threads(lambda index: fill(index, planes[own.index(index)]), own, local_slice=local_slice)
-    return torch.from_numpy(planes), results
+
+    def read() -> list[_T]:
+        return in_threads(lambda index: fill(index, planes[own.index(index)]), own)
+
+    return torch.from_numpy(planes), read() if local_slice is None else processes.concatenated(read)
 
 
 @contextlib.contextmanager
 def open_image(path: Path, upright: bool = False, depth: bool = False) -> Iterator[Image.Image]:
-    """Opens an image file; the only way in which this package opens one.
+    """Opens an image file, whose pixels are read when they are first used; this package opens images in no other way.
 
-    The format is recognised by the file's content, not by the suffix: PNG, JPEG, WebP, TIFF or BMP. Of a
-    TIFF with several pages and of the MPO files that phones write, the first picture counts. The size is that of the
-    pixels as they are stored.
-
-    Pixels are read when they are first used.
+    The format is recognised by the file's content, not by the suffix: PNG, JPEG, WebP, TIFF or BMP. Of a TIFF with
+    several pages and of the MPO files that phones write, the first picture counts. The size is that of the pixels as
+    they are stored.
 
     Args:
         path: The file.
@@ -301,7 +281,7 @@ def image_size(path: Path) -> Size:
 
 def image_sizes(paths: Sequence[Path]) -> list[Size]:
     """Returns the sizes of several images, as :func:`image_size` does of one."""
-    return _in_threads(image_size, paths, "looked at")
+    return in_threads(image_size, paths, "looked at")
 
 
 def exif_orientation(path: Path) -> int:
@@ -338,31 +318,21 @@ def area_resized(image: Image.Image, size: Size) -> Image.Image:
     return Image.fromarray(np.floor(np.concatenate((rgb, mean_alpha), axis=-1) + 0.5).astype(np.uint8))
 
 
-def _in_threads(
-    action: Callable[[_S], _T], items: Sequence[_S], done: str = "read", local_slice: slice | None = None
-) -> list[_T]:
-    """Calls an action with each item, in several threads, and returns the results in the order of the items.
-
-    ``done`` is a participle for the log. With a ``local_slice``, each process returns the results of all processes.
-    """
-
-    def call() -> list[_T]:
-        results = []
-        logged = time.monotonic()
-        # Pillow releases the GIL while it decodes, so threads are enough and nothing is copied between processes.
-        with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
-            try:
-                for result in pool.map(action, items):
-                    results.append(result)
-                    if time.monotonic() - logged > _NEWS_EVERY:
-                        logged = time.monotonic()
-                        logger.info("%s %d of %d images", done, len(results), len(items))
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-        return results
-
-    return call() if local_slice is None else processes.concatenated(call)
+def in_threads(action: Callable[[_S], _T], items: Sequence[_S], done: str = "read") -> list[_T]:
+    """Returns the results of an action for all items, run in several threads; ``done`` is a participle for the log."""
+    results = []
+    logged = time.monotonic()
+    # Pillow releases the GIL while it decodes, so threads are enough and nothing is copied between processes.
+    pool = ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1))
+    try:
+        for result in pool.map(action, items):
+            results.append(result)
+            if time.monotonic() - logged > _NEWS_EVERY:
+                logged = time.monotonic()
+                logger.info("%s %d of %d images", done, len(results), len(items))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return results
 
 
 def _decode(path: Path, alpha: Path | None = None) -> Image.Image:

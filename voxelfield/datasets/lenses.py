@@ -33,25 +33,13 @@ CAMERA_MODELS: dict[str, tuple[LensModel, tuple[str, ...]]] = {
     "SIMPLE_DIVISION": ("division", ("k",)),
     "DIVISION": ("division", ("k",)),
     "EUCM": ("extended_unified", ("alpha", "beta")),
+    "EQUIRECTANGULAR": ("equirectangular", ()),
 }
 """COLMAP's camera models: the lens, and the order of its coefficients after the focal lengths and principal point."""
 
-READ_MODELS: dict[str, tuple[LensModel, tuple[str, ...]]] = {
-    **CAMERA_MODELS,
-    "EQUIRECTANGULAR": ("equirectangular", ()),
-}
-"""These, and panoramas, which are read from files; ``voxelfield process`` finds no poses of them."""
-
-TRANSFORMS_MODELS: dict[LensModel, str] = {
-    "pinhole": "PINHOLE",
-    "perspective": "OPENCV",
-    "rational": "FULL_OPENCV",
+TRANSFORMS_MODELS: dict[LensModel, str] = {model: name for name, (model, _) in CAMERA_MODELS.items()} | {
     "fisheye": "OPENCV_FISHEYE",
     "fisheye624": "FISHEYE624",
-    "field_of_view": "FOV",
-    "division": "DIVISION",
-    "extended_unified": "EUCM",
-    "equirectangular": "EQUIRECTANGULAR",
 }
 """The ``camera_model`` under which a ``transforms.json`` has each lens: nerfstudio's name, or else COLMAP's."""
 

@@ -4,8 +4,7 @@ A row is a (3, 5) matrix, the rotation, the position and height, width and focal
 axes down, right and backwards, followed by the nearest and the farthest depth. Format: Mildenhall et al., "Local Light
 Field Fusion", 2019. Rows belong to the images in the order of their names.
 
-A folder ``masks`` beside ``images``, or ``masks_N`` beside ``images_N`` where there are no ``images``, holds a mask for
-each image, such as ``a.jpg.png`` or ``a.png`` for ``a.jpg``: black where pixels must be ignored.
+Masks lie in a folder ``masks`` beside ``images``, or in ``masks_N`` beside ``images_N`` if there are no ``images``.
 """
 
 from __future__ import annotations

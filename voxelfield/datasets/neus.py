@@ -61,7 +61,6 @@ def load_neus(folder: Path, options: LoadOptions) -> Scene:
         photos.append(Photo(path, pose, partial(centred, intrinsics), alpha=masks.get(number), pose_name=name))
     if not masks:
         photos = with_shrunk_images(photos, folder / "image", options.downscale)
-
     return load_capture(folder, file, photos, options, stated_box=_SPHERE_BOX if scale else None)
 
 
@@ -100,10 +99,9 @@ def _unit_sphere(file: Path, scale: Matrices, world: Collection[int]) -> npt.NDA
     lacking = sorted(set(world) - set(scale))
     if lacking:
         raise ValueError(f"{file}: must have a scale_mat for each world_mat, got none for {lacking[0]}")
-    first, *others = (scale[number] for number in sorted(world))
-    size = np.abs(first).max()
-    for number, other in zip(sorted(world)[1:], others, strict=True):
-        if np.abs(other - first).max() > _SAME * size:
+    first = scale[min(world)]
+    for number in sorted(world):
+        if np.abs(scale[number] - first).max() > _SAME * np.abs(first).max():
             raise ValueError(f"{file}: scale_mat_{number} must be the same as that of the other images")
     axes = first[:3, :3].T @ first[:3, :3]
     if not (axes[0, 0] > 0 and np.abs(axes - axes[0, 0] * np.eye(3)).max() <= _SAME * axes[0, 0]):

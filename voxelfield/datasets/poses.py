@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.projection import sees_box
-from voxelfield.warps.bounds import stray_cameras, viewed_point
+from voxelfield.rendering.cameras import Cameras, sees_box
+from voxelfield.warps.choice import stray_cameras, viewed_point
 
 FARTHEST = 1e6
 """Largest coordinate of a camera, world units. Beyond it float32, in which rays are cast, has steps of a sixteenth."""

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.projection import pixels_of_rays
-from voxelfield.warps.bounds import look_from_many_sides, stray_cameras, viewed_point
+from voxelfield.rendering.cameras import Cameras, pixels_of_rays
+from voxelfield.warps.choice import look_from_many_sides, stray_cameras, viewed_point
 
 # Less opacity, of 255, is the noise of an image that a program has cut out.
 _LEAST_ALPHA = 13

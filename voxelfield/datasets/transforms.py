@@ -1,4 +1,7 @@
-"""Files of frames with their poses, ``transforms*.json``, as several formats have them.
+"""Files of frames with their poses, ``transforms*.json``, and loader of captures with one ``transforms.json``.
+
+nerfstudio and instant-ngp write such captures. Poses have OpenGL axes. ``train_filenames``, ``val_filenames`` and
+``test_filenames`` may list splits (nerfstudio).
 
 A file lists ``frames`` (``file_path``, ``transform_matrix``) and, for the whole file or for a frame, focal lengths
 (``fl_x``, ``fl_y`` in pixels) or fields of view (``camera_angle_x``, ``camera_angle_y`` in radians, or ``x_fov``,
@@ -7,19 +10,7 @@ middle by default. Lengths in pixels belong to images of the size ``w``, ``h``; 
 scaled. A lens that distorts has its coefficients, such as ``k1`` or ``p2``, and a ``camera_model`` (nerfstudio), or
 ``is_fisheye`` (instant-ngp).
 
-With the ``camera_model`` EQUIRECTANGULAR, an image is a panorama or a crop of one. Its focal lengths are pixels per
-half a turn, as in nerfstudio: for a whole sphere, half its width and its height, which is the default.
-From left to right, rays turn to the right about the camera's y axis, which is up in the image, and the point (``cx``,
-``cy``), which may lie outside of a crop, shows the optical axis.
-
-If rows are exposed one after another (rolling shutter), ``rolling_shutter_time`` is the seconds from the first to the
-last row, and ``camera_linear_velocity`` and ``camera_angular_velocity``, in world units and radians per second along
-and about the axes of the camera's own frame, say how it moves meanwhile (Spectacular AI's fork of nerfstudio). The
-middle row has the pose of the file.
-
-A frame may have a ``mask_path``, an image that is black where pixels must be ignored, a ``time`` (D-NeRF), and a
-``depth_file_path``: a grey image with 16 bits, or an array of floating point in a file ``.npy``, of depths along the
-optical axis in units of ``depth_unit_scale_factor`` (nerfstudio; a thousandth of a world unit by default).
+data/README.md describes the keys of panoramas (EQUIRECTANGULAR), rolling shutters, masks, times and depths.
 """
 
 from __future__ import annotations
@@ -35,10 +26,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from voxelfield.datasets.assembly import SPLITS, load_capture
 from voxelfield.datasets.image_paths import find_images
-from voxelfield.datasets.lenses import READ_MODELS, TRANSFORMS_MODELS, VELOCITY_KEYS, photo_lens
-from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
+from voxelfield.datasets.lenses import CAMERA_MODELS, TRANSFORMS_MODELS, VELOCITY_KEYS, photo_lens
+from voxelfield.datasets.options import LoadOptions
+from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled, with_shrunk_images
 from voxelfield.datasets.poses import FARTHEST
+from voxelfield.datasets.registry import Format, contains
+from voxelfield.datasets.scene import Scene
 from voxelfield.files import json_number, read_json_object
 from voxelfield.foundation.errors import shown
 from voxelfield.messages import clipped
@@ -62,17 +57,17 @@ _KEYS: dict[LensModel, tuple[str, ...]] = LENS_TERMS | {"fisheye624": ()}
 
 _MOST_NAMED = 10
 
+FILE = "transforms.json"
+
 _SHUTTER = ("rolling_shutter_time", *VELOCITY_KEYS)
-# Keys that are read here and in nerfstudio.py.
+# Keys that are read here, besides the coefficients of lenses.
 _READ = {
-    *("frames", "file_path", "mask_path", "transform_matrix", "train_filenames", "val_filenames", "test_filenames"),
-    *("camera_angle_x", "camera_angle_y", "fl_x", "fl_y", "x_fov", "y_fov", "cx", "cy", "w", "h"),
-    *("camera_model", "is_fisheye", "distortion_params", "latlong", "equirectangular", "orthographic"),
-    *("time", "depth_file_path", "depth_unit_scale_factor"),
-    *_SHUTTER,
+    *("frames", "file_path", "transform_matrix", "train_filenames", "val_filenames", "test_filenames"),
+    *("is_fisheye", "distortion_params", "time", "depth_unit_scale_factor"),
+    *(*_INTRINSICS, *_OPTIONAL_PATHS, *_SHUTTER),
 }
 # The keys of coefficients of lenses.
-_LENS_KEY = re.compile(r"[kps]\d|s[xy]1|omega|k|alpha|beta|ftheta_p\d")
+_LENS_KEY = re.compile(r"[kps]\d|s[xy]1|omega|k|alpha|beta")
 
 _MOTION = "give motion during the exposure as rolling_shutter_time, camera_linear_velocity and camera_angular_velocity"
 # These change rays in ways that are not modelled. Zeros change nothing.
@@ -87,6 +82,10 @@ _REFUSED = {
     "pixel_aspect_y": "give the focal lengths as fl_x and fl_y",
     "from_na": "poses are taken to have OpenGL's axes",
     "normal_mts_args": "poses are taken to have OpenGL's axes, not Mitsuba's",
+    "latlong": "give 'camera_model' as EQUIRECTANGULAR",
+    "equirectangular": "give 'camera_model' as EQUIRECTANGULAR",
+    "orthographic": "undistort the images first",
+    **{f"ftheta_p{power}": "undistort the images first" for power in range(10)},
 }
 
 # Provenance, and the normalisation of other programs, which leaves the poses in the file as they are.
@@ -96,6 +95,33 @@ _HARMLESS = {
     *("n_extra_learnable_dims", "sharpness", "rotation", "derived_from", "timestamp", "id", "name", "n_frames"),
     *("colmap_im_id", "colmap_image_id", "colmap_camera_id", "camera_id", "cam_id", "image_id", "frame_id"),
 }
+
+
+def load_nerfstudio(folder: Path, options: LoadOptions) -> Scene:
+    """Loads a capture; see :class:`voxelfield.datasets.registry.Format`."""
+    file = folder / FILE
+    photos, meta = read_transforms(file)
+    photos = with_shrunk_images(photos, folder / "images", options.downscale)
+    return load_capture(folder, file, photos, options, _listed_splits(file, meta, photos))
+
+
+def _listed_splits(file: Path, meta: dict[str, Any], photos: list[Photo]) -> dict[str, set[Path]] | None:
+    """Returns the paths of the images of each split, if a file lists them."""
+    known = {photo.path for photo in photos}
+    splits = {}
+    for name in SPLITS:
+        key = f"{name}_filenames"
+        if key not in meta:
+            continue
+        paths = meta[key]
+        if not (isinstance(paths, list) and all(isinstance(path, str) for path in paths)):
+            raise ValueError(f"{file}: '{key}' must be a list of paths, got {shown(paths)}")
+        found = find_images(file, paths, key)
+        unknown = [path for path in paths if found[path] not in known]
+        if unknown:
+            raise ValueError(f"{file}: '{key}' must name images of 'frames', got {shown(unknown[0])}")
+        splits[name] = set(found.values())
+    return splits or None
 
 
 def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Photo], dict[str, Any]]:
@@ -117,29 +143,24 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Pho
         find_images(file, (frame[key] for frame in frames if frame.get(key) is not None), key)
         for key in ("file_path", *_OPTIONAL_PATHS)
     )
-    missing = [path for path in depths.values() if not path.is_file()]
+    missing = [name for name, path in depths.items() if not path.is_file()]
     if missing:
-        logger.warning("%s: %d files of depths are missing, the first is %s", file, len(missing), missing[0])
+        logger.warning("%s: %d files of depths are missing, the first is %s", file, len(missing), depths[missing[0]])
+    depths = {name: path for name, path in depths.items() if name not in missing}
     whole = _Entries(file, meta)
-    common: Callable[[int, int], Intrinsics] | None = None
     photos = []
-    for frame, pose in zip(frames, _poses(file, frames), strict=True):
-        if not _INTRINSICS.isdisjoint(frame):
-            intrinsics = _intrinsics(_Entries(file, frame), whole)
-        else:
-            intrinsics = common = common or _intrinsics(_Entries(file), whole)
+    for frame in frames:
         known = _Entries(file, frame, meta)
-        mask, depth = (frame.get(key) for key in _OPTIONAL_PATHS)
         photos.append(
             Photo(
                 images[frame["file_path"]],
-                pose,
-                intrinsics,
+                _pose(file, frame),
+                _intrinsics(_Entries(file, frame), whole),
                 _lens(known),
                 pose_name=_pose_name(file, frame),
-                mask=None if mask is None else masks[mask],
+                mask=masks.get(frame.get("mask_path") or ""),
                 time=known.number("time", None),
-                depth=None if depth is None or not depths[depth].is_file() else depths[depth],
+                depth=depths.get(frame.get("depth_file_path") or ""),
                 depth_unit=known.number("depth_unit_scale_factor", 1e-3, above=0),
                 motion=_motion(known),
             )
@@ -184,7 +205,9 @@ def _check_keys(file: Path, meta: Mapping[str, Any], frames: Sequence[Mapping[st
     unused: dict[str, object] = {}  # the first value of each key that no loader reads
     for holder in (meta, *frames):
         for key, value in holder.items():
-            if key in _READ or key in _HARMLESS or _is_nothing(value) or _LENS_KEY.fullmatch(key):
+            # Zeros change nothing, but any coefficient of an f-theta lens says that the lens is one.
+            is_nothing = value is None if key.startswith("ftheta") else _is_nothing(value)
+            if key in _READ or key in _HARMLESS or is_nothing or _LENS_KEY.fullmatch(key):
                 continue
             if key in _REFUSED and not (key.startswith("pixel_aspect") and value == 1):
                 raise ValueError(f"{file}: {key!r} must be absent, got {shown(value)}: {_REFUSED[key]}")
@@ -217,20 +240,15 @@ def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
     return frames
 
 
-def _poses(file: Path, frames: Sequence[Mapping[str, Any]]) -> Tensor:
-    """Returns the matrices (N, 4, 4) of all frames."""
-    matrices = torch.empty(len(frames), 4, 4, dtype=torch.float64)
-    for index, frame in enumerate(frames):
-        matrix = frame.get("transform_matrix")
-        try:
-            read = torch.tensor(matrix, dtype=torch.float64)
-        except (TypeError, ValueError, RuntimeError, OverflowError):
-            read = torch.empty(0)
-        if read.shape != (4, 4):
-            name, found = _pose_name(file, frame), _found(frame, "transform_matrix")
-            raise ValueError(f"{name} must be a 4x4 matrix of numbers, {found}")
-        matrices[index] = read
-    return matrices
+def _pose(file: Path, frame: Mapping[str, Any]) -> Tensor:
+    try:
+        pose = torch.tensor(frame.get("transform_matrix"), dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        pose = torch.empty(0)
+    if pose.shape != (4, 4):
+        found = _found(frame, "transform_matrix")
+        raise ValueError(f"{_pose_name(file, frame)} must be a 4x4 matrix of numbers, {found}")
+    return pose
 
 
 def _pose_name(file: Path, frame: Mapping[str, Any]) -> str:
@@ -251,23 +269,23 @@ def _intrinsics(frame: _Entries, meta: _Entries) -> Callable[[int, int], Intrins
     w, h = (known.number(key, None, above=0, unit=" pixels") for key in ("w", "h"))
     if known.get("camera_model") == sphere:
         return _sphere_intrinsics(known)
-    x, y = (_focal(frame, axis) or _focal(meta, axis) for axis in _FOCAL_KEYS)
-    if x is None and y is None:
+
+    def focal(axis: str, side: float) -> float | None:
+        return _focal(frame, axis, side) or _focal(meta, axis, side)
+
+    if [focal(axis, 1.0) for axis in _FOCAL_KEYS] == [None, None]:
         raise ValueError(f"{file}: key 'camera_angle_x' is missing, and so is 'fl_x'")
     cx, cy = known.number("cx", None), known.number("cy", None)
 
-    def of(width: float, height: float) -> Intrinsics:
-        across = None if x is None else x(width)
-        along = None if y is None else y(height)
-        focal = across or along or math.nan
-        middle = width / 2 if cx is None else cx, height / 2 if cy is None else cy
-        return across or focal, along or focal, *middle
-
     def of_image(width: int, height: int) -> Intrinsics:
+        # Of the two sizes, one follows from the other, and none means that the image has its original size.
+        size = w or (h * width / height if h else width), h or (w * height / width if w else height)
+        across, along = focal("x", size[0]), focal("y", size[1])
+        centre = size[0] / 2 if cx is None else cx, size[1] / 2 if cy is None else cy
+        whole = across or along or math.nan, along or across or math.nan, *centre
         if w is None and h is None:
-            return centred(of(width, height), width, height)
-        whole = w or (h or 0) * width / height, h or (w or 0) * height / width
-        return scaled(of(*whole), whole, f"'w' and 'h' in {file}")(width, height)
+            return centred(whole, width, height)
+        return scaled(whole, size, f"'w' and 'h' in {file}")(width, height)
 
     return of_image
 
@@ -308,20 +326,18 @@ def _motion(known: _Entries) -> Tensor | None:
     return motion.flatten() if bool(motion.any()) else None
 
 
-def _focal(entries: _Entries, axis: str) -> Callable[[float], float] | None:
-    """Returns a function that computes a focal length from the side of the image along an axis, or None."""
+def _focal(entries: _Entries, axis: str, side: float) -> float | None:
+    """Returns the focal length along an axis for an image with a side of so many pixels; None if none is stated."""
     key = next((key for key in _FOCAL_KEYS[axis] if entries.get(key) is not None), None)
     if key is None:
         return None
     if key.startswith("fl"):
-        length = entries.number(key, math.nan, above=0, unit=" pixels")
-        return lambda side: length
+        return entries.number(key, math.nan, above=0, unit=" pixels")
     in_degrees = key.endswith("fov")
     value = entries.number(key, math.nan)
     if not 0.0 < value < (180.0 if in_degrees else math.pi):
         raise entries.refusal(key, "be degrees between 0 and 180" if in_degrees else "be radians between 0 and pi")
-    slope = 2 * math.tan(0.5 * (math.radians(value) if in_degrees else value))
-    return lambda side: side / slope
+    return side / (2 * math.tan(0.5 * (math.radians(value) if in_degrees else value)))
 
 
 def _warn_of_two_focal_lengths(file: Path, meta: Mapping[str, Any], frames: Iterable[Mapping[str, Any]]) -> None:
@@ -332,8 +348,7 @@ def _warn_of_two_focal_lengths(file: Path, meta: Mapping[str, Any], frames: Iter
             length = _Entries(file, {side: holder.get(side, meta.get(side))}).number(side, None)
             if len(given) < 2 or length is None:
                 continue
-            focals = [_focal(_Entries(file, {key: holder[key]}), axis) for key in given[:2]]
-            counts, other = (focal(length) for focal in focals if focal is not None)
+            counts, other = (_focal(_Entries(file, {key: holder[key]}), axis, length) or 0.0 for key in given[:2])
             if not math.isclose(counts, other, rel_tol=_SAME):
                 logger.warning(
                     "%s: %r (%s) has no effect, because %r (%s) is another focal length",
@@ -344,16 +359,11 @@ def _warn_of_two_focal_lengths(file: Path, meta: Mapping[str, Any], frames: Iter
 
 def _lens(known: _Entries) -> Lens | None:
     keys = [key for key in known if _LENS_KEY.fullmatch(key) and known.get(key) is not None]
-    for key in (*(key for key in keys if key.startswith("ftheta")), "latlong", "equirectangular", "orthographic"):
-        if known.get(key) not in (None, False) or key in keys:
-            panorama = key in ("latlong", "equirectangular")
-            remedy = "give 'camera_model' as EQUIRECTANGULAR" if panorama else "undistort the images first"
-            raise known.refusal(key, "be absent", remedy)
     fisheye = known.get("is_fisheye")
     if not (fisheye is None or isinstance(fisheye, bool)):
         raise known.refusal("is_fisheye", "be true or false")
     name = known.get("camera_model", "OPENCV_FISHEYE" if fisheye else "OPENCV")
-    models = READ_MODELS | {"FISHEYE624": READ_MODELS["RAD_TAN_THIN_PRISM_FISHEYE"]}
+    models = CAMERA_MODELS | {"FISHEYE624": CAMERA_MODELS["RAD_TAN_THIN_PRISM_FISHEYE"]}
     if not isinstance(name, str) or name not in models:
         raise known.refusal("camera_model", f"be one of {', '.join(models)}", "undistort the images first")
     model, order = models[name]
@@ -375,3 +385,6 @@ def _lens(known: _Entries) -> Lens | None:
             f"{', '.join(sorted(terms))}, got {name!r}"
         )
     return photo_lens(str(known.file), model, terms)
+
+
+FORMAT = Format("nerfstudio or instant-ngp", FILE, contains([FILE]), load_nerfstudio, order=20)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from tqdm import tqdm
 
+from voxelfield.devices import Uploads
 from voxelfield.evaluation.metrics import cross_fitted, psnr, ssim
 from voxelfield.files import atomic_write, is_replaceable
-from voxelfield.media.png import PngWriter
+from voxelfield.media.png import BackgroundWriter
 from voxelfield.rendering.pixels import composite_background
 from voxelfield.rendering.render import View
-from voxelfield.transfers import Uploads
 
 if TYPE_CHECKING:
     from voxelfield.datasets.scene import Split
@@ -115,7 +115,7 @@ def evaluate_split(
         split: Images with their cameras and names.
         background: (3,) the colour over which ``render_view`` composites.
         views: Indices of the views to evaluate; None means all. Without any, there are no scores.
-        lpips: Compares two images (H, W, 3), like :class:`voxelfield.evaluation.lpips.Lpips`; None for no LPIPS.
+        lpips: Compares two images (H, W, 3), like :class:`voxelfield.evaluation.metrics.Lpips`; None for no LPIPS.
         fit_exposure: Evaluate each view a second time, after :func:`voxelfield.evaluation.metrics.cross_fitted`.
         environment: Whether views show an environment and not ``background``, so that a fitted exposure applies to all
             of their pixels.
@@ -194,7 +194,7 @@ def picture_name(view: str) -> str:
     return f"{view}.png"
 
 
-def save_images(folder: Path, writer: PngWriter) -> OnView:
+def save_images(folder: Path, writer: BackgroundWriter) -> OnView:
     """Returns a callback of an evaluation that writes each rendered view as ``<view name>.png``, with 8 bits."""
     return lambda name, view, truth, mask: writer.save(folder / picture_name(name), view.rgb)
 

@@ -13,27 +13,22 @@ from torch.nn import functional as F
 from voxelfield.config import Count
 from voxelfield.export.registry import Option
 from voxelfield.fields.field import grid_of
+from voxelfield.foundation.checks import check_at_least_one
 from voxelfield.grids.boxes import Box, box_extent, cell_indices, parse_box
 from voxelfield.models.model import Model
 from voxelfield.rendering.occupancy import occupied_points
 
-SLAB = 16
-"""Layers of cells that are extracted at once."""
-
-CHUNK = 1 << 20
-"""Points that are evaluated at once."""
+SLAB = 16  # layers of cells that are extracted at once
+CHUNK = 1 << 20  # points that are evaluated at once
 
 RESOLUTION = Option("resolution", "cells along the longest edge (default: one per voxel)", Count, "N")
 BOX = Option("box", "contents of the K-th nested box, at its voxel size (default: 1, the smallest)", Count, "K")
 
 
 def in_chunks(function: Callable[..., Tensor], *rows: Tensor, evaluations: int = 1) -> Tensor:
-    """Applies a function to some of the rows at once, to bound memory, and joins its results.
+    """Applies a function to some of the rows (M, ...) at once, to bound memory, and joins its results.
 
-    Args:
-        function: Maps rows to rows.
-        rows: Its arguments, each (M, ...).
-        evaluations: Cost of a row, in evaluations of a field.
+    A row costs as much memory as ``evaluations`` of a field.
     """
     size = max(CHUNK // evaluations, 1)
     return torch.cat([function(*parts) for parts in zip(*(each.split(size) for each in rows), strict=True)])
@@ -48,41 +43,37 @@ def check_finite_values(name: str, values: Tensor) -> None:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Lattice:
     """Points at equal distances along each axis.
 
     Args:
-        low: The first point, world units.
-        spacing: Distances between neighbours along x, y and z, world units.
+        low: (3,) the first point, world units, float64 on the CPU.
+        spacing: (3,) distances between neighbours along x, y and z, world units, float64 on the CPU.
         shape: Numbers of points along x, y and z, each at least 2.
     """
 
-    low: tuple[float, ...]
-    spacing: tuple[float, ...]
+    low: Tensor
+    spacing: Tensor
     shape: tuple[int, ...]
 
     @classmethod
     def over(cls, box: Box, spacing: Sequence[float]) -> Lattice:
         """Returns a lattice whose outermost points lie on the faces of a box, with about the given ``spacing``."""
-        extent = [high - low for low, high in zip(*box, strict=True)]
-        cells = [max(1, round(length / step)) for length, step in zip(extent, spacing, strict=True)]
-        steps = tuple(length / count for length, count in zip(extent, cells, strict=True))
-        return cls(tuple(box[0]), steps, tuple(count + 1 for count in cells))
+        low, high = torch.tensor(box, dtype=torch.float64)
+        cells = ((high - low) / torch.tensor(spacing, dtype=torch.float64)).round().clamp(min=1)
+        return cls(low, (high - low) / cells, tuple(int(count) + 1 for count in cells))
 
     def enlarged(self) -> Lattice:
         """Returns the lattice with one more point at both ends of each axis."""
-        low = tuple(low - step for low, step in zip(self.low, self.spacing, strict=True))
-        return Lattice(low, self.spacing, tuple(count + 2 for count in self.shape))
+        return Lattice(self.low - self.spacing, self.spacing, tuple(count + 2 for count in self.shape))
 
     def positions(self, index: Tensor) -> Tensor:
         """Returns the world positions (M, 3) of indices (M, 3) along x, y and z, float32; fractions lie in between.
 
         Computed in float64, so that a position does not depend on which part of the lattice it is computed with.
         """
-        low = torch.tensor(self.low, dtype=torch.float64, device=index.device)
-        spacing = torch.tensor(self.spacing, dtype=torch.float64, device=index.device)
-        return (low + spacing * index.double()).float()
+        return (self.low.to(index.device) + self.spacing.to(index.device) * index.double()).float()
 
     def layer_positions(self, flat: Tensor, first: int) -> Tensor:
         """Returns the world positions (M, 3) of points (M,), counted in order of memory from layer ``first`` on."""
@@ -132,42 +123,39 @@ class Region:
         return min(self.voxels)
 
     def lattice(self, resolution: int | None) -> Lattice:
-        """Returns a lattice with ``resolution`` cells along the box's longest edge; None: about one per voxel."""
-        spacing = self.voxels if resolution is None else (max(box_extent(self.box)) / resolution,) * 3
-        return Lattice.over(self.box, spacing)
+        """Returns a lattice with ``resolution`` cells along the box's longest edge; None: about one per voxel.
+
+        Raises ValueError if ``resolution`` is below 1.
+        """
+        if resolution is None:
+            return Lattice.over(self.box, self.voxels)
+        check_at_least_one("resolution", resolution)
+        return Lattice.over(self.box, (max(box_extent(self.box)) / resolution,) * 3)
 
 
-class OccupiedVertices:
-    """Tells which points of a lattice lie in occupied cells.
+def occupied_layers(model: Model, lattice: Lattice) -> Callable[[int, int], Tensor]:
+    """Returns a function that tells which points of a lattice lie in occupied cells of a model.
 
-    Args:
-        model: The field, and the cells in its warp.
-        lattice: The points.
+    It is called with the first of some layers along x and the one after the last, and returns (layers, Y, Z) bool.
     """
+    occupancy = model.occupancy
+    if model.warp is not None:
 
-    def __init__(self, model: Model, lattice: Lattice) -> None:
-        self._model, self._lattice = model, lattice
-        if model.warp is not None:
-            return
-        occupancy = model.occupancy
-        # Without a warp, the cell of a point is found for each axis separately. Points outside read an empty cell.
-        self._padded = F.pad(occupancy.occupied, (0, 1) * 3)
-        device, self._cells = occupancy.aabb.device, []
-        for axis, (low, high, cells) in enumerate(zip(*occupancy.aabb.tolist(), occupancy.occupied.shape, strict=True)):
-            index = torch.zeros(lattice.shape[axis], 3, device=device)
-            index[:, axis] = torch.arange(lattice.shape[axis], device=device)
-            unit = (lattice.positions(index)[:, axis] - low) / (high - low)
-            inside = (unit >= 0) & (unit <= 1)
-            self._cells.append(torch.where(inside, (unit * cells).long().clamp(0, cells - 1), cells))
+        def layers(first: int, stop: int) -> Tensor:
+            def occupied(flat: Tensor) -> Tensor:
+                return occupied_points(model.field, occupancy, lattice.layer_positions(flat, first))
 
-    def layers(self, first: int, stop: int) -> Tensor:
-        """Returns which points (stop - first, Y, Z) of the layers first to stop - 1 along x lie in occupied cells."""
-        if self._model.warp is None:
-            x, y, z = self._cells
-            return self._padded[x[first:stop]][:, y][:, :, z]
+            shape = (stop - first, *lattice.shape[1:])
+            return in_chunks(occupied, torch.arange(math.prod(shape), device=model.device)).view(shape)
 
-        def occupied(flat: Tensor) -> Tensor:
-            return occupied_points(self._model.field, self._model.occupancy, self._lattice.layer_positions(flat, first))
-
-        shape = (stop - first, *self._lattice.shape[1:])
-        return in_chunks(occupied, torch.arange(math.prod(shape), device=self._model.device)).view(shape)
+        return layers
+    # Without a warp, the cell of a point is found for each axis separately. Points outside read an empty cell.
+    padded, found = F.pad(occupancy.occupied, (0, 1) * 3), []
+    for axis, (low, high, cells) in enumerate(zip(*occupancy.aabb.tolist(), occupancy.occupied.shape, strict=True)):
+        index = torch.zeros(lattice.shape[axis], 3, device=model.device)
+        index[:, axis] = torch.arange(lattice.shape[axis], device=model.device)
+        unit = (lattice.positions(index)[:, axis] - low) / (high - low)
+        inside = (unit >= 0) & (unit <= 1)
+        found.append(torch.where(inside, (unit * cells).long().clamp(0, cells - 1), cells))
+    x, y, z = found
+    return lambda first, stop: padded[x[first:stop]][:, y][:, :, z]

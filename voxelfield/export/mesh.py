@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 
 from voxelfield.config import Count, Positive
-from voxelfield.export.appearance import rendered_colors, surface_colors, textured
 from voxelfield.export.lattice import BOX, RESOLUTION, Region
-from voxelfield.export.mesh_file import MESH_SUFFIXES, Mesh, PointCloud, mesh_package, save_mesh, save_points
+from voxelfield.export.mesh_file import MESH_SUFFIXES, Mesh, PointCloud, mesh_package, save_mesh, save_points, textured
 from voxelfield.export.registry import ExportFormat, ExportSource, Option
 from voxelfield.export.surfaces import (
-    DensitySurface,
-    FusedDepth,
-    Surface,
-    depth_map,
+    density_surface,
     extract_surface,
+    fused_surface,
     half_absorbing_density,
+    rendered_colors,
+    surface_colors,
     surface_normals,
 )
-from voxelfield.foundation.checks import check_at_least_one
+from voxelfield.foundation.checks import check_at_least_one, check_choice
 from voxelfield.models.model import Model
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.pixels import to_uint8
 
 SurfaceKind = Literal["density", "tsdf"]
 
@@ -69,26 +69,27 @@ class FieldSurface:
         box: int = 1,
         cameras: Cameras | None = None,
     ) -> None:
-        if kind not in get_args(SurfaceKind):
-            raise ValueError(f"surface must be one of {', '.join(get_args(SurfaceKind))}, got {kind!r}")
+        check_choice("surface", kind, get_args(SurfaceKind))
         if level is not None and not 0 < level < float("inf"):
             raise ValueError(f"level must be a density above 0, got {level:g}")
         if level is not None and kind == "tsdf":
             raise ValueError(f"level must be left out for surface tsdf, which has none, got {level:g}")
-        if resolution is not None:
-            check_at_least_one("resolution", resolution)
         # Before the surface is extracted, which may take minutes.
         for package in ("skimage.measure", "trimesh", "scipy.spatial"):
             mesh_package(package)
-        self._model, self._field = model, model.field
+        self._model = model
         region = Region.of(model, box)
-        self._voxel = region.voxel
+        self._voxel, lattice = region.voxel, region.lattice(resolution)
         wanted = half_absorbing_density(self._voxel) if level is None else level
-        self._surface: Surface = DensitySurface(model, wanted)
-        if kind == "tsdf":
-            self._surface = self._fused(cameras)
+        if kind == "density":
+            self._surface = density_surface(model, wanted)
+        elif cameras is None or not len(cameras):
+            raise ValueError("cameras must be at least one for surface tsdf, got none")
+        else:
+            pinholes = cameras.pinholes(all_round=True).to(model.device)
+            self._surface = fused_surface(model, pinholes, TRUNCATION * self._voxel)
         # With one more point on each side, the surface is closed at the field's box.
-        self.vertices, self.faces = extract_surface(self._surface, region.lattice(resolution).enlarged())
+        self.vertices, self.faces = extract_surface(self._surface, lattice.enlarged())
         if not len(self.faces):
             if kind == "tsdf":
                 raise ValueError("cameras must see a surface for surface tsdf, got empty space in all of their pixels")
@@ -111,7 +112,7 @@ class FieldSurface:
         Normals are the directions in which the density, or the fused distance, decreases fastest, or the triangles' own
         if that is undefined or inward. Colours are :func:`surface_colors`. Both are computed before triangles are
         merged; each remaining vertex takes them from the nearest earlier one. A texture is painted with
-        :func:`voxelfield.export.appearance.rendered_colors`.
+        :func:`voxelfield.export.surfaces.rendered_colors`.
 
         Args:
             largest_component: Remove all but the connected part with the largest area.
@@ -145,9 +146,8 @@ class FieldSurface:
             return mesh
 
         def paint(points: Tensor, normals: Tensor) -> Tensor:
-            at, outwards = (each.to(self._field.aabb.device) for each in (points, normals))
-            reach = PAINTING_REACH * self._voxel
-            return rendered_colors(self._model, at, outwards, reach)
+            at, outwards = points.to(self._model.device), normals.to(self._model.device)
+            return rendered_colors(self._model, at, outwards, PAINTING_REACH * self._voxel)
 
         return textured(mesh, texture, paint)
 
@@ -168,22 +168,13 @@ class FieldSurface:
         points, outwards = (torch.from_numpy(np.asarray(each)).float() for each in (points, mesh.face_normals[faces]))
         return PointCloud(points, *self._appearance(points, outwards))
 
-    def _fused(self, cameras: Cameras | None) -> Surface:
-        """Returns the surface that is fused from depth maps of the field."""
-        if cameras is None or not len(cameras):
-            raise ValueError("cameras must be at least one for surface tsdf, got none")
-        model, pinholes = self._model, cameras.pinholes(all_round=True).to(self._model.device)
-        maps = torch.stack([depth_map(model, pinholes, index).cpu() for index in range(len(pinholes))])
-        return FusedDepth(model, pinholes, maps.to(model.device), TRUNCATION * self._voxel)
-
     def _appearance(self, points: Tensor, outwards: Tensor) -> tuple[Tensor, Tensor]:
         """Returns normals and sRGB colours of points of triangles that face ``outwards``; all of them are (M, 3)."""
-        device = self._field.aabb.device
-        there, outwards = points.to(device), outwards.to(device)
+        there, outwards = points.to(self._model.device), outwards.to(self._model.device)
         normals = surface_normals(self._surface, there, self._voxel)
         normals = torch.where((normals * outwards).sum(dim=-1, keepdim=True) > 0, normals, outwards)
-        colors = surface_colors(self._field, there, normals)
-        return normals.cpu(), (255 * colors).round().to(torch.uint8).cpu()
+        colors = surface_colors(self._model.field, there, normals)
+        return normals.cpu(), to_uint8(colors).cpu()
 
 
 def _trimesh(vertices: Tensor, faces: Tensor) -> Any:
@@ -218,13 +209,7 @@ def decimate(vertices: Tensor, faces: Tensor, max_faces: int) -> tuple[Tensor, T
     return torch.from_numpy(points).float(), torch.from_numpy(triangles).long()
 
 
-def _check(path: Path, given: Mapping[str, Any]) -> None:
-    if given.get("surface") == "tsdf" and "level" in given:
-        raise ValueError(f"--level must be left out for --surface tsdf, which has none, got {given['level']:g}")
-
-
-def _check_mesh(path: Path, given: Mapping[str, Any]) -> None:
-    _check(path, given)
+def _check_texture(path: Path, given: Mapping[str, Any]) -> None:
     if "texture" in given and path.suffix.lower() == ".ply":
         raise ValueError(f"--texture must be written to an obj or glb, got --mesh {path}")
 
@@ -269,7 +254,7 @@ MESH = ExportFormat(
         Option("max_faces", "merge triangles until at most N are left", Count, "N"),
         Option("texture", "paint a texture with sides of about PIXELS (obj, glb; see --max-faces)", Count, "PIXELS"),
     ),
-    check=_check_mesh,
+    check=_check_texture,
 )
 POINTS = ExportFormat(
     name="points",
@@ -277,5 +262,4 @@ POINTS = ExportFormat(
     write=_write_points,
     suffixes=(".ply",),
     options=(*_SURFACE, Option("count", "number of points (default: 1000000)", Count, "N")),
-    check=_check,
 )

@@ -1,19 +1,21 @@
-"""Meshes and points with normals and colours, and their files."""
+"""Meshes and points with normals and colours, textures of meshes, and their files."""
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from voxelfield.files import atomic_path, atomic_write, check_suffix
 from voxelfield.installed import import_optional
-from voxelfield.rendering.pixels import linear_light
+from voxelfield.rendering.pixels import linear_light, to_uint8
 
 MESH_SUFFIXES = (".ply", ".obj", ".glb")
 """Suffixes of the files that meshes are written to."""
@@ -21,6 +23,9 @@ MESH_SUFFIXES = (".ply", ".obj", ".glb")
 _FLOATS, _CHANNELS = ("x", "y", "z", "nx", "ny", "nz"), ("red", "green", "blue")
 _POINT = np.dtype([*((name, "<f4") for name in _FLOATS), *((name, "u1") for name in _CHANNELS)])
 _PLY_TYPES = {"<f4": "float", "|u1": "uchar"}
+
+_PADDING = 2  # texels between the charts of a texture
+_MOST_PIXELS = 1 << 20  # of a texture, that are painted at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +162,7 @@ def _as_trimesh(mesh: Mesh, suffix: str) -> Any:
     else:
         colors = mesh.colors
         if suffix == ".glb":
-            colors = (255 * linear_light(colors.float() / 255)).round().to(torch.uint8)
+            colors = to_uint8(linear_light(colors.float() / 255))
         whole.visual = trimesh.visual.ColorVisuals(whole, vertex_colors=colors.numpy())
     return whole
 
@@ -184,3 +189,70 @@ def _obj_files(whole: Any, path: Path) -> dict[str, Any]:
         whole, include_normals=True, return_texture=True, mtl_name=f"{path.stem}.mtl"
     )
     return {path.name: text, **others}
+
+
+def textured(mesh: Mesh, size: int, colors: Callable[[Tensor, Tensor], Tensor]) -> Mesh:
+    """Unwraps a mesh by xatlas, which duplicates vertices on seams, and paints its texture.
+
+    ``colors`` maps positions (M, 3) and unit normals (M, 3), on the CPU, to colours (M, 3) in [0, 1]. xatlas only
+    approximates the wanted side ``size`` of the image, in pixels, and the image is seldom square.
+    """
+    xatlas = mesh_package("xatlas")
+    atlas, packing = xatlas.Atlas(), xatlas.PackOptions()
+    packing.resolution, packing.padding = size, _PADDING
+    atlas.add_mesh(mesh.vertices.numpy(), mesh.faces.int().numpy())
+    atlas.generate(xatlas.ChartOptions(), packing)
+    origin, triangles = (torch.from_numpy(array.astype("int64")) for array in atlas[0][:2])
+    uv = torch.from_numpy(atlas[0][2])
+    flat = Mesh(mesh.vertices[origin], triangles, mesh.normals[origin], mesh.colors[origin])
+    image = torch.zeros(atlas.height, atlas.width, 3, dtype=torch.uint8)
+    painted = torch.zeros(atlas.height, atlas.width, dtype=torch.bool)
+    for column, row, face, weights in _pixels(uv * torch.tensor([atlas.width, atlas.height]), triangles):
+        corners = triangles[face]
+        points = (flat.vertices[corners] * weights[..., None]).sum(dim=1)
+        normals = F.normalize((flat.normals[corners] * weights[..., None]).sum(dim=1), dim=-1)
+        image[row, column] = to_uint8(colors(points, normals)).cpu()
+        painted[row, column] = True
+    # Pixels around the charts get the nearest colour, because textures are interpolated.
+    nearest = mesh_package("scipy.ndimage").distance_transform_edt(
+        ~painted.numpy(), return_distances=False, return_indices=True
+    )
+    image = image[tuple(torch.from_numpy(nearest).long())]
+    # Rows were counted from the bottom of the image.
+    return replace(flat, texture=Texture(uv, image.flip(0).contiguous()))
+
+
+def _pixels(corners: Tensor, faces: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Yields columns and rows (P,) of pixels whose centres lie in triangles (F, 3) of vertices (V, 2), in pixels.
+
+    With them come the triangles (P,) and the barycentric coordinates (P, 3) in these; about ``_MOST_PIXELS`` at once.
+    """
+    corners = corners[faces]
+    low = (corners.amin(dim=1) - 0.5).ceil().long().clamp(min=0)
+    counts = ((corners.amax(dim=1) - 0.5).floor().long() - low + 1).clamp(min=0)
+    total = (counts[:, 0] * counts[:, 1]).cumsum(0)
+    first = 0
+    while first < len(faces):
+        before = int(total[first - 1]) if first else 0
+        stop = max(int(torch.searchsorted(total, before + _MOST_PIXELS, right=True)), first + 1)
+        face = torch.arange(first, stop).repeat_interleave(counts[first:stop].prod(dim=1))
+        within = torch.arange(len(face)) + before - (total - counts.prod(dim=1))[face]
+        width = counts[face, 0]
+        pixel = low[face] + torch.stack((within % width, within // width), dim=-1)
+        weights = _weights(corners[face], pixel + 0.5)
+        inside = (weights >= 0).all(dim=-1)
+        column, row = pixel[inside].unbind(-1)
+        yield column, row, face[inside], weights[inside]
+        first = stop
+
+
+def _weights(corners: Tensor, points: Tensor) -> Tensor:
+    """Returns the barycentric coordinates (P, 3) of points (P, 2) in triangles (P, 3, 2); NaN in those without area."""
+    a, b, c = corners.double().unbind(1)
+
+    def area(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
+        return (q[:, 0] - p[:, 0]) * (r[:, 1] - p[:, 1]) - (q[:, 1] - p[:, 1]) * (r[:, 0] - p[:, 0])
+
+    at = points.double()
+    whole = area(a, b, c)
+    return torch.stack((area(at, b, c), area(a, at, c), area(a, b, at)), dim=-1).div(whole[:, None]).float()

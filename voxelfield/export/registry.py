@@ -12,9 +12,9 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from voxelfield.datasets.scene import Scene
 from voxelfield.files import check_suffix
@@ -54,31 +54,22 @@ class Option:
         return f"--{self.name.replace('_', '-')}"
 
 
+@dataclass(eq=False)
 class ExportSource:
     """What formats write: a trained run, whose scene is loaded only if a format needs it.
 
-    Args:
+    Attributes:
         run: The run.
         files: All files that are written together, by the names of their formats.
         root: Folder of scenes; None for that of the run.
         missing_images: How to handle missing images of the scene; None: as in the run.
-
-    Attributes:
-        run: As given.
-        files: As given.
     """
 
-    def __init__(
-        self,
-        run: TrainedModel,
-        files: Mapping[str, Path],
-        *,
-        root: Path | str | None = None,
-        missing_images: str | None = None,
-    ) -> None:
-        self.run, self.files = run, files
-        self._root, self._missing_images = root, missing_images
-        self._results: dict[object, Any] = {}
+    run: TrainedModel
+    files: Mapping[str, Path]
+    root: Path | str | None = None
+    missing_images: str | None = None
+    _results: dict[object, Any] = field(default_factory=dict, init=False)
 
     @property
     def model(self) -> Model:
@@ -88,11 +79,11 @@ class ExportSource:
     @property
     def folder(self) -> Path:
         """Folder of the scene."""
-        return self.run.scene_folder(self._root)
+        return self.run.scene_folder(self.root)
 
     def scene(self, splits: Sequence[str] | None = None, **changes: Any) -> Scene:
         """Loads splits of the scene, see :meth:`voxelfield.trained.trained_model.TrainedModel.load_scene`."""
-        return self.run.load_scene(splits, root=self._root, missing_images=self._missing_images, **changes)
+        return self.run.load_scene(splits, root=self.root, missing_images=self.missing_images, **changes)
 
     def training_cameras(self) -> Cameras:
         """Returns the cameras of the training images, refined if the run has refined them."""
@@ -103,8 +94,7 @@ class ExportSource:
         key = (function, *sorted(settings.items()))
         if key not in self._results:
             self._results[key] = function(self, **settings)
-        result: T = self._results[key]
-        return result
+        return cast(T, self._results[key])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,27 +129,32 @@ def formats() -> dict[str, ExportFormat]:
 
     One of another package is left out with a warning if its names are no identifiers, or are those of others.
     """
-    found: dict[str, ExportFormat] = {}
-    for each in sorted(own_objects(__package__, ExportFormat), key=lambda each: each.name):
-        found[each.name] = each
+    found = {each.name: each for each in sorted(own_objects(__package__, ExportFormat), key=lambda each: each.name)}
     for each in announced_objects("voxelfield.exports", ExportFormat):
-        known = {option.name: option for format in found.values() for option in format.options}
-        used = {*_RESERVED, *found, *known}
-        wrong = [] if _is_name(each.name) else ["its name must be an identifier"]
-        wrong += [f"{each.name} is taken"] if each.name in used else []
-        own = {each.name}
-        for option in each.options:
-            alike = known.get(option.name)
-            if not _is_name(option.name):
-                wrong.append(f"its option {option.name} must be an identifier")
-            elif option.name in own or (option.name in used and (alike is None or alike.kind != option.kind)):
-                wrong.append(f"{option.name} is taken")
-            own.add(option.name)
-        if wrong:
-            logger.warning("export format %s of another package is left out: %s", each.name, wrong[0])
-        else:
+        wrong = _wrong_name(each, found)
+        if wrong is None:
             found[each.name] = each
+        else:
+            logger.warning("export format %s of another package is left out: %s", each.name, wrong)
     return found
+
+
+def _wrong_name(format: ExportFormat, others: Mapping[str, ExportFormat]) -> str | None:
+    """Says which name of a format is no identifier, or is taken by another format; None if all of them fit."""
+    kinds = {option.name: option.kind for other in others.values() for option in other.options}
+    taken = {*_RESERVED, *others, *kinds}
+    if not _is_name(format.name):
+        return "its name must be an identifier"
+    if format.name in taken:
+        return f"{format.name} is taken"
+    own = {format.name}
+    for option in format.options:
+        if not _is_name(option.name):
+            return f"its option {option.name} must be an identifier"
+        if option.name in own or (option.name in taken and kinds.get(option.name) != option.kind):
+            return f"{option.name} is taken"
+        own.add(option.name)
+    return None
 
 
 def _is_name(name: str) -> bool:
@@ -219,14 +214,14 @@ def export(
         FloatingPointError: A value of the field is not finite.
         OSError: A file cannot be written, or the scene is not there.
     """
-    known, paths = formats(), {name: Path(path) for name, path in files.items()}
-    for wanted, names in (("files", known), ("options", options())):
-        for name in files if wanted == "files" else given:
-            if name not in names:
-                raise ValueError(f"{wanted} must be of {', '.join(names)}, got {name!r}")
+    for wanted, names, known in (("files", files, formats()), ("options", given, options())):
+        for name in names:
+            if name not in known:
+                raise ValueError(f"{wanted} must be of {', '.join(known)}, got {name!r}")
+    paths = {name: Path(path) for name, path in files.items()}
     check_files(paths, given)
-    source = ExportSource(run, paths, root=root, missing_images=missing_images)
-    chosen = {name: each for name, each in known.items() if name in paths}
+    source = ExportSource(run, paths, root, missing_images)
+    chosen = {name: each for name, each in formats().items() if name in paths}
     for each in chosen.values():
         each.check_source(source)
     for name, each in chosen.items():

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from voxelfield.config import Count, Natural
 from voxelfield.export.lattice import in_chunks, warped_voxels
@@ -18,7 +19,7 @@ from voxelfield.export.registry import ExportFormat, ExportSource, Option
 from voxelfield.export.splat_file import SPLAT_SUFFIXES, Splats, save_splats
 from voxelfield.export.splat_rendering import MAX_ALPHA, MIN_ALPHA, render_splats
 from voxelfield.fields.decoders import spherical_harmonics
-from voxelfield.foundation.checks import check_at_least_one
+from voxelfield.foundation.checks import check_at_least_one, check_not_negative
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.models.model import Model
 from voxelfield.ops.ray_sums import exclusive_sum
@@ -49,8 +50,6 @@ _PIXELS_PER_SPLAT, _MIN_STEPS = 40, 100
 _RATES = (0.03, 0.03, 0.01, 0.1, 0.01)
 _FINAL_RATE = 0.1
 
-_ROWS, _COLUMNS = (0, 0, 0, 1, 1, 2), (0, 1, 2, 1, 2, 2)  # of a symmetric matrix
-
 
 def splats_of(model: Model, cameras: Cameras, *, count: int = 1_000_000, fit_steps: int | None = None) -> Splats:
     """Converts the part of a field that cameras see into 3D Gaussians, one per voxel.
@@ -75,8 +74,8 @@ def splats_of(model: Model, cameras: Cameras, *, count: int = 1_000_000, fit_ste
             position and direction.
     """
     check_at_least_one("count", count)
-    if fit_steps is not None and fit_steps < 0:
-        raise ValueError(f"fit_steps must not be negative, got {fit_steps}")
+    if fit_steps is not None:
+        check_not_negative("fit_steps", fit_steps)
     check_not_empty(cameras)
     if inputs := (*model.field.extra_inputs, *model.field.density_inputs):
         raise ValueError(f"field must depend on position and direction alone, got one that needs {', '.join(inputs)}")
@@ -131,10 +130,9 @@ class _Cells:
     def of(self, warped: Tensor) -> Tensor:
         """Returns numbers (M,) of the voxels of positions (M, 3) in the warp."""
         random = torch.rand(warped.shape, generator=self._random, device=warped.device)
-        cells = (
-            ((warped - self._low) / self._edges + random + 0.5).long().clamp(self._shape.new_zeros(3), self._shape - 1)
-        )
-        return (cells[:, 0] * self._shape[1] + cells[:, 1]) * self._shape[2] + cells[:, 2]
+        cells = ((warped - self._low) / self._edges + random + 0.5).long()
+        x, y, z = cells.clamp(self._shape.new_zeros(3), self._shape - 1).unbind(-1)
+        return (x * self._shape[1] + y) * self._shape[2] + z
 
     def edges(self, points: Tensor) -> Tensor:
         """Returns the shortest edges (M,) of voxels at world positions (M, 3), world units."""
@@ -177,8 +175,7 @@ def _convert(model: Model, cameras: Cameras, count: int) -> tuple[Splats, Tensor
         cells.enlarge(1.1 * math.sqrt(needed / count))
     device = chosen.device
     moments = torch.zeros(len(chosen), 16, dtype=torch.float64, device=device)
-    fit = torch.triu_indices(16, 16, device=device)
-    squares = torch.zeros(len(chosen), fit.shape[1], device=device)
+    squares = torch.zeros(len(chosen), 136, device=device)  # the upper triangles of 16 x 16
     colors = torch.zeros(len(chosen), 16, 3, device=device)
     centre = model.field.aabb.mean(dim=0)
     for light in _visible_light(model, cameras, rays):
@@ -187,19 +184,22 @@ def _convert(model: Model, cameras: Cameras, count: int) -> tuple[Splats, Tensor
         kept = (chosen[index] == number).nonzero()[:, 0]
         for part in kept.split(_CHUNK):
             at, weights = index[part], light.weights[part, None]
-            x, d = (light.world[part] - centre).double(), light.directions[part]
-            ones = torch.ones_like(x[:, :1])
-            pairs = (each[:, _ROWS] * each[:, _COLUMNS] for each in (x, d.double()))
-            moments.index_add_(0, at, weights * torch.cat((ones, x, *pairs), dim=-1))
-            basis = spherical_harmonics(d, 3)
-            squares.index_add_(0, at, weights * basis[:, fit[0]] * basis[:, fit[1]])
-            colors.index_add_(0, at, (weights * basis)[..., None] * (light.rgb[part, None] - 0.5))
+            # The products of (1, x, y, z) with itself begin with 1 and the position.
+            points = F.pad((light.world[part] - centre).double(), (1, 0), value=1.0)
+            directions = light.directions[part].double()
+            both = torch.cat((_products(points, points), _products(directions, directions)), dim=-1)
+            moments.index_add_(0, at, weights * both)
+            basis = spherical_harmonics(light.directions[part], 3)
+            weighted = weights * basis
+            squares.index_add_(0, at, _products(weighted, basis))
+            colors.index_add_(0, at, weighted[..., None] * (light.rgb[part, None] - 0.5))
     seen = moments[:, 0] > 0
     moments, squares, colors, areas = moments[seen], squares[seen], colors[seen], areas[seen]
     light_sum = moments[:, :1]
     mean = moments[:, 1:4] / light_sum
-    voxels = cells.edges((mean + centre).float())
-    scatter = _symmetric(moments[:, 4:10]) - light_sum[..., None] * mean[:, :, None] * mean[:, None]
+    positions = (mean + centre).float()
+    voxels = cells.edges(positions)
+    scatter = _symmetric(moments[:, 4:10], 3) - light_sum[..., None] * mean[:, :, None] * mean[:, None]
     even = _EVEN_LIGHT * (voxels.double().square() / 6)[:, None, None] * torch.eye(3, device=device)
     spread = (scatter + even) / (light_sum + _EVEN_LIGHT)[..., None]
     # On the CPU, because cuSOLVER fails with many matrices.
@@ -208,10 +208,10 @@ def _convert(model: Model, cameras: Cameras, count: int) -> tuple[Splats, Tensor
     axes = axes * torch.linalg.det(axes).sign()[:, None, None]
     # The area of a Gaussian's shadow along d is 2 pi sqrt(|C| d' C^-1 d).
     shadow = (axes * (variances.prod(dim=-1, keepdim=True) / variances)[:, None]) @ axes.mT
-    facing = (shadow * _symmetric(moments[:, 10:])).sum(dim=(1, 2)) / light_sum[:, 0]
+    facing = (shadow * _symmetric(moments[:, 10:], 3)).sum(dim=(1, 2)) / light_sum[:, 0]
     opacity = (areas / (2 * math.pi * facing.sqrt().float())).clamp(max=MAX_ALPHA)
     harmonics = in_chunks(_fit_harmonics, squares, colors, light_sum[:, 0].float(), evaluations=16)
-    positions, log_scales = (mean + centre).float(), 0.5 * variances.log().float()
+    log_scales = 0.5 * variances.log().float()
     splats = Splats(positions, log_scales, quaternions(axes.float()), torch.logit(opacity), harmonics)
     visible = opacity > MIN_ALPHA
     return splats[visible], voxels[visible]
@@ -244,17 +244,23 @@ def _most_visible(images: Iterator[_Light], cells: _Cells, count: int) -> tuple[
 
 def _fit_harmonics(squares: Tensor, colors: Tensor, light: Tensor) -> Tensor:
     """Returns the coefficients (N, 16, 3) that fit sums over samples best, in the least squares."""
-    matrix = torch.zeros(len(light), 16, 16, device=light.device)
-    row, column = torch.triu_indices(16, 16, device=light.device)
-    matrix[:, row, column] = squares
-    matrix[:, column, row] = squares
     smooth = torch.cat([light.new_full((2 * band + 1,), each) for band, each in enumerate(_SMOOTHNESS)])
-    return torch.linalg.solve(matrix + light[:, None, None] * smooth.diag(), colors)
+    return torch.linalg.solve(_symmetric(squares, 16) + light[:, None, None] * smooth.diag(), colors)
 
 
-def _symmetric(six: Tensor) -> Tensor:
-    """Returns the matrices (N, 3, 3) of their upper triangles (N, 6)."""
-    return six[:, [0, 1, 2, 1, 3, 4, 2, 4, 5]].view(-1, 3, 3)
+def _products(first: Tensor, second: Tensor) -> Tensor:
+    """Returns the upper triangles, row by row, of the outer products of rows (M, n) and (M, n)."""
+    row, column = torch.triu_indices(first.shape[1], first.shape[1], device=first.device)
+    return first[:, row] * second[:, column]
+
+
+def _symmetric(upper: Tensor, size: int) -> Tensor:
+    """Returns the symmetric matrices (N, size, size) of upper triangles, row by row."""
+    matrices = upper.new_empty(len(upper), size, size)
+    row, column = torch.triu_indices(size, size, device=upper.device)
+    matrices[:, row, column] = upper
+    matrices[:, column, row] = upper
+    return matrices
 
 
 def fit_splats(splats: Splats, voxels: Tensor, model: Model, cameras: Cameras, steps: int) -> Splats:

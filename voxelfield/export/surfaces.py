@@ -1,4 +1,4 @@
-"""Surfaces of a field: functions of position, and their triangles, found by marching cubes.
+"""Surfaces of a field: functions of position, their normals and colours, and their triangles, found by marching cubes.
 
 Functions are level sets of the density, and depth maps fused into a signed distance. Marching cubes goes through the
 lattice slab by slab, so that memory is bounded by a slab and not by the lattice.
@@ -7,6 +7,8 @@ lattice slab by slab, so that memory is bounded by a slab and not by the lattice
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -14,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.export.lattice import CHUNK, SLAB, Lattice, OccupiedVertices, in_chunks
+from voxelfield.export.lattice import CHUNK, SLAB, Lattice, in_chunks, occupied_layers
 from voxelfield.export.mesh_file import mesh_package
+from voxelfield.fields.field import Field, colors_at
 from voxelfield.models.model import Model
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid, occupied_density
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import render
@@ -30,134 +32,116 @@ _REACH = 8.0
 _CLOSEST = 1e-2
 _BISECTIONS = 8
 
+# Colours of a surface: the directions around the normal from which it is seen, and their angle to it.
+_AROUND = 6
+_TILT = math.radians(45)
+# A ray that absorbs less light than this has missed the surface.
+_MIN_OPACITY = 0.1
 
+
+@dataclass(frozen=True)
 class Surface:
     """The zero set of a function of position.
 
-    Args:
-        model: The field, and the cells in which the function is evaluated.
-
     Attributes:
+        model: The field, and the cells in which the function is evaluated.
+        function: Maps world positions (M, 3) to values (M,), above 0 inside and below 0 outside; NaN where unknown.
         elsewhere: The function's value in other cells: below 0 where space is empty, NaN where the function is unknown.
             Surfaces have an open edge there.
     """
 
+    model: Model
+    function: Callable[[Tensor], Tensor]
     elsewhere: float
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
 
-    def __call__(self, points: Tensor) -> Tensor:
-        """Maps world positions (M, 3) to values (M,), above 0 inside and below 0 outside; NaN where unknown."""
-        raise NotImplementedError
-
-
-class DensitySurface(Surface):
-    """The level set of the density as rendered.
+def density_surface(model: Model, level: float) -> Surface:
+    """Returns the surface at which the density as rendered crosses a level, per world unit.
 
     Values are logarithms of the density's ratio to the level, because a density may grow a thousandfold within a voxel.
-
-    Args:
-        model: The field with its occupied cells; elsewhere space is empty.
-        level: Density at the surface, per world unit.
     """
 
-    elsewhere = -_REACH
+    def ratio(points: Tensor) -> Tensor:
+        return (occupied_density(model.field, model.occupancy, points) / level).log().clamp(-_REACH, _REACH)
 
-    def __init__(self, model: Model, level: float) -> None:
-        super().__init__(model)
-        self._level = level
-
-    def __call__(self, points: Tensor) -> Tensor:
-        """See :class:`Surface`."""
-        ratio = occupied_density(self.model.field, self.model.occupancy, points) / self._level
-        return ratio.log().clamp(-_REACH, _REACH)
+    return Surface(model, ratio, -_REACH)
 
 
-class FusedDepth(Surface):
-    """The zero set of the mean signed distance to the surfaces that views show (Curless and Levoy 1996).
+def fused_surface(model: Model, cameras: Cameras, truncation: float) -> Surface:
+    """Returns where the mean signed distance to the surfaces that views show is zero (Curless and Levoy 1996).
 
     Each view gives the signed distance of a point to the surface in its depth map. More than ``truncation`` in front of
     the surface, the view only marks space as empty; more than ``truncation`` behind it, the view does not count. A
-    point for which no view counts is unknown, so surfaces end where views end.
+    point for which no view counts is unknown, so surfaces end where views end. Values are minus the mean distance, in
+    units of the truncation, within [-1, 1].
 
     The distance is a function of position, computed from the depth maps; no grid of distances is stored.
 
     Args:
-        model: The field that the maps show; only its occupied cells and their neighbours are fused.
+        model: The field; only its occupied cells and their neighbours are fused.
         cameras: N pinhole cameras, on its device.
-        depths: (N, H, W) their depth maps (:func:`depth_map`).
         truncation: Distance, world units.
     """
+    occupancy = model.occupancy
+    wide = OccupancyGrid(tuple(occupancy.occupied.shape), occupancy.aabb).to(occupancy.aabb.device)
+    wide.occupied.copy_(F.max_pool3d(occupancy.occupied[None].float(), 3, stride=1, padding=1)[0] > 0)
+    maps = [_depth_map(model, cameras, view) for view in range(len(cameras))]
 
-    elsewhere = float("nan")
-
-    def __init__(self, model: Model, cameras: Cameras, depths: Tensor, truncation: float) -> None:
-        occupancy = model.occupancy
-        wide = OccupancyGrid(tuple(occupancy.occupied.shape), occupancy.aabb).to(occupancy.aabb.device)
-        wide.occupied.copy_(F.max_pool3d(occupancy.occupied[None].float(), 3, stride=1, padding=1)[0] > 0)
-        super().__init__(Model(model.field, wide, model.sampling))
-        self._cameras, self._depths, self._truncation = cameras, depths, truncation
-
-    def __call__(self, points: Tensor) -> Tensor:
-        """See :class:`Surface`: minus the mean distance, in units of the truncation, within [-1, 1]."""
+    def inwards(points: Tensor) -> Tensor:
         total = torch.zeros(len(points), device=points.device)
         count = torch.zeros_like(total)
-        for view in range(len(self._depths)):
-            distance, seen = self._distance(points, view)
+        for pose, intrinsics, depths in zip(cameras.c2w, cameras.intrinsics, maps, strict=True):
+            distance, seen = _distance(points, pose, intrinsics, depths, truncation)
             total += torch.where(seen, distance, 0)
             count += seen
         return torch.where(count > 0, -total / count, torch.nan)
 
-    def _distance(self, points: Tensor, view: int) -> tuple[Tensor, Tensor]:
-        """Returns the truncated distance of points (M,) in front of a view's surface, and whether the view counts."""
-        pose = self._cameras.c2w[view]
-        arm = points - pose[:3, 3]
-        right, up, backward = (arm @ pose[:3, :3]).unbind(-1)
-        fx, fy, cx, cy = self._cameras.intrinsics[view]
-        column, row = cx - fx * right / backward, cy + fy * up / backward
-        width, height = self._cameras.size(view)
-        inside = (backward < 0) & (column >= 0) & (column < width) & (row >= 0) & (row < height)
-        shown = self._depth_at(view, torch.where(inside, column, 0), torch.where(inside, row, 0))
-        distance = (shown - arm.norm(dim=-1)) / self._truncation
-        return distance.clamp(max=1), inside & (distance >= -1)
+    return Surface(Model(model.field, wide, model.sampling), inwards, torch.nan)
 
-    def _depth_at(self, view: int, column: Tensor, row: Tensor) -> Tensor:
-        """Returns the depth (M,) at image points, interpolated only where the surrounding pixels show one surface."""
-        width, height = self._cameras.size(view)
-        depths = self._depths[view]
-        left, top = (column - 0.5).clamp(0, width - 1), (row - 0.5).clamp(0, height - 1)
-        x, y = left.long(), top.long()
-        u, v = left - x, top - y
-        xs, ys = (x, (x + 1).clamp(max=width - 1)), (y, (y + 1).clamp(max=height - 1))
-        corners = torch.stack([depths[y, x] for y in ys for x in xs])
-        weights = torch.stack(((1 - u) * (1 - v), u * (1 - v), (1 - u) * v, u * v))
-        one_surface = corners.amax(dim=0) - corners.amin(dim=0) < self._truncation
-        return torch.where(one_surface, (corners * weights).sum(dim=0), depths[row.long(), column.long()])
+
+def _distance(
+    points: Tensor, pose: Tensor, intrinsics: Tensor, depths: Tensor, truncation: float
+) -> tuple[Tensor, Tensor]:
+    """Returns the truncated distance of points (M,) in front of a view's surface, and whether the view counts."""
+    arm = points - pose[:3, 3]
+    right, up, backward = (arm @ pose[:3, :3]).unbind(-1)
+    fx, fy, cx, cy = intrinsics
+    column, row = cx - fx * right / backward, cy + fy * up / backward
+    height, width = depths.shape
+    inside = (backward < 0) & (column >= 0) & (column < width) & (row >= 0) & (row < height)
+    shown = _depth_at(depths, torch.where(inside, column, 0), torch.where(inside, row, 0), truncation)
+    distance = (shown - arm.norm(dim=-1)) / truncation
+    return distance.clamp(max=1), inside & (distance >= -1)
+
+
+def _depth_at(depths: Tensor, column: Tensor, row: Tensor, truncation: float) -> Tensor:
+    """Returns the depth (M,) at image points, interpolated only where the surrounding pixels show one surface."""
+    height, width = depths.shape
+    left, top = (column - 0.5).clamp(0, width - 1), (row - 0.5).clamp(0, height - 1)
+    x, y = left.long(), top.long()
+    u, v = left - x, top - y
+    xs, ys = (x, (x + 1).clamp(max=width - 1)), (y, (y + 1).clamp(max=height - 1))
+    corners = torch.stack([depths[y, x] for y in ys for x in xs])
+    weights = torch.stack(((1 - u) * (1 - v), u * (1 - v), (1 - u) * v, u * v))
+    one_surface = corners.amax(dim=0) - corners.amin(dim=0) < truncation
+    return torch.where(one_surface, (corners * weights).sum(dim=0), depths[row.long(), column.long()])
 
 
 @torch.no_grad()
-def depth_map(model: Model, cameras: Cameras, index: int) -> Tensor:
+def _depth_map(model: Model, cameras: Cameras, index: int) -> Tensor:
     """Renders the median depth of every pixel of one camera: where a ray has lost half of its light.
 
-    Unlike the mean, the median is never between two surfaces that a pixel shows.
-
-    Returns:
-        (H, W) distances along the rays, world units, for the largest height and width of the cameras, which are on the
-        field's device; infinite where more than half of the light comes through, and outside of a smaller image.
+    Unlike the mean, the median is never between two surfaces that a pixel shows. The result (H, W) is the distances
+    along the rays, world units; infinite where more than half of the light comes through.
     """
     # A ray has many samples.
-    chunks, (width, height) = cameras.image_chunks(index, model.field.aabb, CHUNK // 16), cameras.size(index)
-    settings = model.settings
-    depths = torch.cat([_median_depth(model, rays, settings) for rays in chunks])
-    image = depths.new_full((cameras.height, cameras.width), torch.inf)
-    image[:height, :width] = depths.view(height, width)
-    return image
+    chunks = cameras.image_chunks(index, model.field.aabb, CHUNK // 16)
+    return torch.cat([_median_depth(model, rays) for rays in chunks]).view(cameras.size(index)[::-1])
 
 
-def _median_depth(model: Model, rays: Rays, settings: RenderSettings) -> Tensor:
+def _median_depth(model: Model, rays: Rays) -> Tensor:
     """Returns the depth (R,) of each ray, linear within the sample that takes the second half of its light."""
-    found = render(model.field, rays, model.occupancy, settings)
+    found = render(model.field, rays, model.occupancy, model.settings)
     samples, weights = found.samples, found.weights.double()
     if not len(weights):
         return torch.full_like(rays.near, torch.inf)
@@ -191,36 +175,81 @@ def surface_normals(surface: Surface, points: Tensor, step: float) -> Tensor:
 
     def normals(part: Tensor) -> Tensor:
         ends = torch.stack([part + sign * offset for offset in offsets for sign in (1, -1)])
-        values = surface(ends.view(-1, 3)).view(3, 2, -1)
+        values = surface.function(ends.view(-1, 3)).view(3, 2, -1)
         return F.normalize((values[:, 1] - values[:, 0]).nan_to_num(0.0), dim=0).T
 
     return in_chunks(normals, points, evaluations=6)
 
 
 @torch.no_grad()
+def surface_colors(field: Field, points: Tensor, normals: Tensor) -> Tensor:
+    """Returns the mean colour (M, 3), in [0, 1], of surface points (M, 3) over views that face them.
+
+    Views are along the outward normals (M, 3), and along six directions around each, 45 degrees from it, so that a
+    reflection seen from one of them does not become the surface's colour.
+    """
+    count = _AROUND + 1
+
+    def means(part: Tensor, outwards: Tensor) -> Tensor:
+        views = -_directions_around(outwards)
+        rgb = colors_at(field, part.repeat_interleave(count, dim=0), views.reshape(-1, 3))
+        return rgb.view(-1, count, 3).mean(dim=1).clamp(0, 1)
+
+    return in_chunks(means, points, normals, evaluations=count)
+
+
+def _directions_around(normals: Tensor) -> Tensor:
+    """Returns the unit normals (M, 3) and the directions around each of them, (M, 7, 3)."""
+    # Any axis that is not nearly parallel to the normal.
+    axis = F.one_hot(normals.abs().argmin(dim=-1), 3).to(normals)
+    across = F.normalize(torch.linalg.cross(normals, axis), dim=-1)
+    along = torch.linalg.cross(normals, across)
+    turn = (torch.arange(_AROUND, device=normals.device) * (2 * math.pi / _AROUND))[:, None]
+    ring = across[:, None] * turn.cos() + along[:, None] * turn.sin()
+    tilted = math.cos(_TILT) * normals[:, None] + math.sin(_TILT) * ring
+    return torch.cat((normals[:, None], tilted), dim=1)
+
+
+@torch.no_grad()
+def rendered_colors(model: Model, points: Tensor, normals: Tensor, reach: float) -> Tensor:
+    """Renders the colours of a surface along its normals, from slightly outside to slightly inside.
+
+    So points of a simplified mesh beside the field's surface get the surface's colour. Where a ray hits nothing, the
+    colour is :func:`surface_colors`. Rays begin at a distance ``reach``, world units, from the surface.
+    """
+    settings = model.settings
+
+    def colors(part: Tensor, outwards: Tensor) -> Tensor:
+        near = torch.zeros_like(part[:, 0])
+        rays = Rays(part + reach * outwards, -outwards, near, near + 2 * reach)
+        seen = render(model.field, rays, model.occupancy, settings)
+        shown = seen.rgb / seen.opacity.clamp(min=_MIN_OPACITY)[:, None]
+        missed = seen.opacity < _MIN_OPACITY
+        shown[missed] = surface_colors(model.field, part[missed], outwards[missed])
+        return shown.clamp(0, 1)
+
+    # A ray has few samples, because it is short.
+    return in_chunks(colors, points, normals, evaluations=16)
+
+
+@torch.no_grad()
 def extract_surface(surface: Surface, lattice: Lattice) -> tuple[Tensor, Tensor]:
-    """Finds the triangles of a surface by marching cubes (Lewiner et al. 2003, by scikit-image).
+    """Finds the triangles of a surface in the cells of a lattice by marching cubes (Lewiner et al. 2003).
 
-    Marching cubes finds the edges of the lattice that the surface crosses; bisection of the surface's function along
+    scikit-image finds the edges of the lattice that the surface crosses; bisection of the surface's function along
     them finds the positions. So vertices lie on the surface to 1/256 of an edge, however steep the function is.
-
-    Args:
-        surface: The surface; its function is evaluated at the vertices that it names, on their device.
-        lattice: Points whose cells are searched.
 
     Returns:
         (V, 3) vertices, world units, float32, and (F, 3) triangles, int64, counterclockwise as seen from outside; on
         the CPU.
-
-    Raises:
-        MissingPackageError: scikit-image is not installed.
     """
-    reached = OccupiedVertices(surface.model, lattice)
+    occupied = occupied_layers(surface.model, lattice)
     bounds = [0, *range(SLAB + 1, lattice.shape[0], SLAB), lattice.shape[0]]
     edges, triangles, vertices = [], [], []
     last, count = torch.zeros(0, *lattice.shape[1:]), 0
-    for layers in pairwise(bounds):
-        first, values = layers[0] - len(last), torch.cat((last, _evaluate(surface, lattice, reached, layers)))
+    for start, stop in pairwise(bounds):
+        values = torch.cat((last, _evaluate(surface, lattice, occupied(start, stop), start)))
+        first = start - len(last)
         last = values[-1:]
         steps, faces = _march(values)
         edges.append(_edges(steps, lattice, first))
@@ -235,14 +264,12 @@ def extract_surface(surface: Surface, lattice: Lattice) -> tuple[Tensor, Tensor]
     return merged, index[torch.cat(triangles)]
 
 
-@torch.no_grad()
-def _evaluate(surface: Surface, lattice: Lattice, vertices: OccupiedVertices, layers: tuple[int, int]) -> Tensor:
-    """Returns the values (n, Y, Z), on the CPU, of the layers from one on up to another, where these are reached."""
-    reached = vertices.layers(*layers)
-    values = torch.full(reached.shape, surface.elsewhere, device=reached.device)
+def _evaluate(surface: Surface, lattice: Lattice, occupied: Tensor, first: int) -> Tensor:
+    """Returns the values (n, Y, Z), on the CPU, of layers from ``first`` on, of which some points are occupied."""
+    values = torch.full(occupied.shape, surface.elsewhere, device=occupied.device)
     flat = values.view(-1)
-    for part in reached.view(-1).nonzero()[:, 0].split(CHUNK):
-        flat[part] = surface(lattice.layer_positions(part, layers[0]))
+    for part in occupied.view(-1).nonzero()[:, 0].split(CHUNK):
+        flat[part] = surface.function(lattice.layer_positions(part, first))
     return torch.where(values.abs() < _CLOSEST, torch.where(values < 0, -_CLOSEST, _CLOSEST), values).cpu()
 
 
@@ -254,14 +281,11 @@ def _march(values: Tensor) -> tuple[Tensor, Tensor]:
     none = torch.zeros(0, 3), torch.zeros(0, 3, dtype=torch.int64)
     if not (bool((values > 0).any()) and bool((values < 0).any())):
         return none
-    known = values.isfinite()
-    mask = None
-    if not bool(known.all()):
+    unknown, mask = values.isnan(), None
+    if bool(unknown.any()):
         # scikit-image reads the mask at each cube's corner farthest from the origin.
-        whole = known[:-1] & known[1:]
-        whole = whole[:, :-1] & whole[:, 1:]
         mask = np.zeros(values.shape, dtype=bool)
-        mask[1:, 1:, 1:] = (whole[:, :, :-1] & whole[:, :, 1:]).numpy()
+        mask[1:, 1:, 1:] = F.max_pool3d(unknown[None].float(), 2, stride=1)[0].numpy() == 0
     try:
         found = mesh_package("skimage.measure").marching_cubes(
             values.nan_to_num(-1.0).numpy(), 0.0, gradient_direction="ascent", mask=mask
@@ -280,13 +304,11 @@ def _edges(steps: Tensor, lattice: Lattice, first: int) -> Tensor:
     return (((x + first) * lattice.shape[1] + y) * lattice.shape[2] + z) * 4 + axis
 
 
-@torch.no_grad()
 def _refined(surface: Surface, lattice: Lattice, first: int, steps: Tensor, positive: Tensor) -> Tensor:
     """Moves vertices along their edges to where the function changes its sign; returns world positions on the CPU.
 
-    ``first`` is the first layer of a slab, ``steps`` are its vertices (V, 3), in steps from the first point of that
-    layer, and ``positive`` says whether the function is above 0 at the lower ends of their edges (V,). Vertices within
-    a cube, of which there are few, stay in place.
+    ``steps`` (V, 3) are from the first point of the layer ``first``; ``positive`` (V,) says whether the function is
+    above 0 at the lower end of an edge. Vertices within a cube, of which there are few, stay in place.
     """
     device = surface.model.device
     shift = torch.tensor([first, 0, 0], device=device)
@@ -297,7 +319,8 @@ def _refined(surface: Surface, lattice: Lattice, first: int, steps: Tensor, posi
         begin, end = torch.zeros_like(along[:, 0]), torch.ones_like(along[:, 0])
         for _ in range(_BISECTIONS):
             middle = (begin + end) / 2
-            same = (surface(lattice.positions(low + shift + along * middle[:, None])) > 0) == inside
+            values = surface.function(lattice.positions(low + shift + along * middle[:, None]))
+            same = (values > 0) == inside
             begin, end = torch.where(same, middle, begin), torch.where(same, end, middle)
         on_edge = along.sum(dim=-1, keepdim=True) == 1
         found = torch.where(on_edge, low + along * ((begin + end) / 2)[:, None], part)

@@ -1,4 +1,4 @@
-"""A field's density and colour on a dense lattice."""
+"""What a field stores, as arrays: its density and colour on a lattice, and what lies beyond it as a panorama."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from voxelfield.export.lattice import BOX, RESOLUTION, OccupiedVertices, Region, check_finite_values, in_chunks
+from voxelfield.export.lattice import BOX, RESOLUTION, Region, check_finite_values, in_chunks, occupied_layers
 from voxelfield.export.registry import ExportFormat, ExportSource
 from voxelfield.fields.field import colors_at
 from voxelfield.files import atomic_path, check_suffix
-from voxelfield.foundation.checks import check_at_least_one
+from voxelfield.media.png import BackgroundWriter
 from voxelfield.models.model import Model
+from voxelfield.rendering.pixels import to_uint8
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +45,9 @@ def save_volume(path: Path | str, model: Model, *, resolution: int | None = None
         OSError: The file cannot be written.
     """
     check_suffix("path", path, (".npz",))
-    if resolution is not None:
-        check_at_least_one("resolution", resolution)
     field, region = model.field, Region.of(model, box)
     lattice = region.lattice(resolution)
-    reached = OccupiedVertices(model, lattice)
+    occupied = occupied_layers(model, lattice)
     views = torch.eye(3, device=model.device)
     views = torch.cat((views, -views))
 
@@ -64,7 +63,7 @@ def save_volume(path: Path | str, model: Model, *, resolution: int | None = None
     def rgb(points: Tensor) -> Tensor:
         found = colors_at(field, points.repeat_interleave(len(views), dim=0), views.repeat(len(points), 1))
         check_finite_values("colours", found)
-        return (255 * found.view(-1, len(views), 3).mean(dim=1).clamp(0, 1)).round().to(torch.uint8)
+        return to_uint8(found.view(-1, len(views), 3).mean(dim=1))
 
     with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
         for name, values, empty, count in (
@@ -76,7 +75,7 @@ def save_volume(path: Path | str, model: Model, *, resolution: int | None = None
                 head = {"descr": empty.numpy().dtype.str, "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(array, head)
                 for number in range(lattice.shape[0]):
-                    inside = reached.layers(number, number + 1).view(-1)
+                    inside = occupied(number, number + 1).view(-1)
                     layer = empty.to(inside.device).repeat(len(inside), *[1] * empty.dim())
                     points = lattice.layer_positions(inside.nonzero()[:, 0], number)
                     layer[inside] = in_chunks(values, points, evaluations=count)
@@ -100,4 +99,25 @@ VOLUME = ExportFormat(
     write=_write,
     suffixes=(".npz",),
     options=(RESOLUTION, BOX),
+)
+
+
+def _check_environment(source: ExportSource) -> None:
+    if source.model.environment is None:
+        raise ValueError("--environment must be left out for this run, which was trained with model.environment=none")
+
+
+def _write_environment(path: Path, source: ExportSource) -> str:
+    assert source.model.environment is not None
+    with BackgroundWriter(workers=1) as writer:
+        writer.save(path, source.model.environment.panorama())
+    return "a panorama"
+
+
+ENVIRONMENT = ExportFormat(
+    name="environment",
+    help="a panorama of what lies beyond the field, of a run with model.environment=map: png",
+    write=_write_environment,
+    suffixes=(".png",),
+    check_source=_check_environment,
 )

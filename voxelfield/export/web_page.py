@@ -77,26 +77,23 @@ def save_web_page(folder: Path | str, model: Model, cameras: Cameras, title: str
     textures = _textures(model, bricks)
     _check_size(textures, int((bricks.blocks >= 0).sum()))
     stored = {texture.name: zlib.compress(texture.texels.cpu().numpy().tobytes()) for texture in textures}
-    files: dict[str, str] = {}
-    parts: list[tuple[str, str]] = []
-    if sum(map(len, stored.values())) > MAX_INLINE:
-        for name, data in stored.items():
-            files[name] = f"{name}.bin"
-            with atomic_write(page.with_name(files[name])) as opened:
-                opened.write(data)
+    beside = sum(map(len, stored.values())) > MAX_INLINE
+    files = {name: f"{name}.bin" for name in stored if beside}
+    parts = [(name, part) for name, data in stored.items() if not beside for part in _encoded(data)]
+    for name, file in files.items():
+        with atomic_write(page.with_name(file)) as opened:
+            opened.write(stored[name])
+    if beside:
         logger.info("the data are in %d files beside the page, which must be opened from a server", len(files))
-    else:
-        parts = [(name, part) for name, data in stored.items() for part in _encoded(data)]
     first = cameras[:1].pinholes()
-    c2w, (width, height) = first.c2w[0].double(), first.size(0)
     scene = {
         "arrays": [
             {"name": name, "format": format, "shape": list(texels.shape[:3]), "file": files.get(name)}
             for name, format, texels in textures
         ],
-        "c2w": c2w[:3].T.tolist(),
+        "c2w": first.c2w[0, :3].T.tolist(),
         "intrinsics": first.intrinsics[0].tolist(),
-        "size": [width, height],
+        "size": first.size(0),
         "up": upright_axes(cameras)[2].tolist(),
         "pivot": model.centre.tolist(),
     }

@@ -26,21 +26,17 @@ from voxelfield.warps.warp import Warp
 
 @dataclass(frozen=True, eq=False)
 class PyramidDensity:
-    """The density of a pyramid followed by a network, in the form that the marching kernel reads.
+    """The density of a pyramid followed by a network, as the arguments of the op that marches through it.
 
-    Attributes:
-        levels: The tensors from which the active levels are read, each (X_l, Y_l, Z_l, 4).
-        blocks: For each level, the block table if the level is sparse (:attr:`VoxelPyramid.blocks`), otherwise None.
-        aabb: (2, 3) box of the levels, world units.
-        weights: The density network's two matrices.
-        initial: Density at a zero output, per world unit.
+    ``levels`` are the active ones, with their ``blocks`` (:attr:`VoxelPyramid.blocks`). The network has the two
+    matrices ``density_weights``, and the density at its zero output is ``density_initial``.
     """
 
     levels: list[Tensor]
     blocks: list[Tensor | None]
     aabb: Tensor
-    weights: list[Tensor]
-    initial: float
+    density_weights: list[Tensor]
+    density_initial: float
 
 
 # Members of a field without a default.
@@ -340,6 +336,12 @@ def warp_of(field: Field) -> Warp | None:
     return warp
 
 
+def warped_points(field: Field, points: Tensor) -> Tensor:
+    """Returns world positions (M, 3) in the field's warp, if it has one; infinite where that does not reach."""
+    warp = warp_of(field)
+    return points if warp is None else warp.from_world(points)[0]
+
+
 def grid_of(field: Field) -> Any:
     """Returns the features that a field reads, its attribute ``grid``; None if it has none."""
     return getattr(field, "grid", None)
@@ -351,11 +353,9 @@ def colors_at(field: Field, points: Tensor, directions: Tensor) -> Tensor:
     Raises:
         ValueError: Colours depend on values of rays besides.
     """
-    complete("field", field, Field, _REQUIRED)
+    points = warped_points(field, points)
     if needed := [name for name in field.extra_inputs if name not in field.optional_inputs]:
         raise ValueError(f"field must depend on position and direction alone, got one that needs {', '.join(needed)}")
-    if isinstance(field, RadianceField):
-        return field(points, directions)[1]
     rgb = field.sample(single_samples(points), directions)[1]
     return rgb if field.shade is None else field.shade(rgb, directions)
 

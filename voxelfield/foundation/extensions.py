@@ -21,14 +21,8 @@ def complete(name: str, given: Any, base: type, required: Sequence[str]) -> None
 
     The class gets them, not the object, so that the object can be copied and pickled as before.
 
-    Args:
-        name: Name of the argument, for messages.
-        given: The object.
-        base: The class that states the members.
-        required: Names of the members without a default.
-
-    Raises:
-        TypeError: The object lacks one of these, or its class cannot be given attributes.
+    Raises TypeError if the object lacks one of the members that are ``required``, because they have no default, or if
+    its class cannot be given attributes.
     """
     if isinstance(given, base):
         return

@@ -49,12 +49,7 @@ def exponential_decay(step: Tensor, steps: int, final: float, cooldown: float = 
 
 
 def load_moments(optimizer: torch.optim.Optimizer, state: Mapping[Any, Any]) -> None:
-    """Loads moments and step counts into an optimizer; its settings stay as they are.
-
-    Args:
-        optimizer: The optimizer.
-        state: Entry ``state`` of the state dict of an optimizer of the same parameters.
-    """
+    """Loads moments and step counts, the entry ``state`` of a state dict, into an optimizer; its settings stay."""
     own = optimizer.state_dict()["param_groups"]
     # Tensors, which may change later; loading copies them.
     rates = [group["lr"] for group in optimizer.param_groups]

@@ -34,26 +34,17 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.d
 def copy_without_zeros(state: Any) -> Any:
     """Copies a state, storing large tensors without runs of zeros; the inverse restores every bit.
 
-    Args:
-        state: Nested dicts, lists, tuples and sets of tensors (any device), plain Python values, and what
-            :func:`pack_streams` returns.
+    A state consists of nested dicts, lists, tuples and sets of tensors (any device), plain Python values, and what
+    :func:`pack_streams` returns. The result has copies of the tensors on the CPU; large tensors with many zeros are
+    replaced by dicts of their nonzero chunks.
 
-    Returns:
-        The same nesting with copies of the tensors on the CPU; large tensors with many zeros are replaced by dicts of
-        their nonzero chunks.
-
-    Raises:
-        TypeError: A value has a type that a safe load would reject, for example a Path or a NumPy scalar.
+    Raises TypeError for a value of a type that a safe load would reject, for example a Path or a NumPy scalar.
     """
     return _map(state, _pack, "state")
 
 
 def put_back_zeros(state: Any, device: torch.device | str = "cpu") -> Any:
-    """Restores a state from the result of :func:`copy_without_zeros`, on a device.
-
-    Raises:
-        ValueError: A part is not in the format of that function.
-    """
+    """Restores a state from the result of :func:`copy_without_zeros`, on a device; ValueError if it is damaged."""
 
     def restored(value: Any, _: str) -> Any:
         if isinstance(value, dict):
@@ -101,11 +92,8 @@ def _pack(value: Any, name: str) -> Any:
 def pack_streams(pieces: Iterable[tuple[int, Tensor]], shape: Sequence[int], dtype: torch.dtype) -> Any:
     """Packs a tensor as :func:`copy_without_zeros` does, without materialising it.
 
-    Args:
-        pieces: Consecutive elements of it, contiguous on any device, each with the number of a stream. A stream is a
-            part of the tensor; its pieces are in order, but pieces of other streams may be in between.
-        shape: Shape of the tensor.
-        dtype: Its dtype.
+    Its elements are given in pieces, contiguous on any device, each with the number of a stream. A stream is a part of
+    the tensor; its pieces are in order, but pieces of other streams may be in between.
     """
     streams: dict[int, _Packer] = {}
     for number, piece in pieces:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,9 +21,6 @@ from voxelfield.grids.working_copies import is_current, mark_current, mark_manag
 from voxelfield.ops._internal.grid_adam import grid_adam_
 from voxelfield.ops._internal.tiles import active_tiles
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
-
-__all__ = ["GridAdam"]
-
 
 # The options of a group that a step depends on, besides its learning rates.
 RULE = ("betas", "eps", "weight_decay", "l2_penalty", "skip_untouched", "clear_grad")
@@ -119,20 +115,9 @@ class GridAdam(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        present = [group["channel_rates"] for group in self.__dict__.get("param_groups", [])]
         super().__setstate__(state)
         for name in ("_active", "_working", "_rates"):
             self.__dict__.setdefault(name, {})  # a copied or unpickled optimizer does not have these yet
-        for group, old in itertools.zip_longest(self.param_groups, present):
-            rates = group["channel_rates"]
-            if rates is None:
-                continue
-            for param in group["params"][:1]:
-                group["channel_rates"] = rates.to(param.device)  # the state may come from another device
-            _check_channel_rates(group)
-            if old is not None:
-                # Captured graphs and the caller refer to this tensor, so it is overwritten, not replaced.
-                group["channel_rates"] = old.copy_(rates)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state, as :class:`torch.optim.Optimizer` does; moments in the dtype of its groups."""
@@ -140,16 +125,19 @@ class GridAdam(torch.optim.Optimizer):
         whole, rest = state_dict["state"], {}
         for key, state in whole.items():
             rest[key] = {name: value for name, value in state.items() if name not in MOMENTS}
+        present = [group["channel_rates"] for group in self.param_groups]
         super().load_state_dict({**state_dict, "state": rest})
-        saved = itertools.chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-        for group in self.param_groups:
-            for param, key in zip(group["params"], saved, strict=False):
-                moments = {name: value for name, value in whole.get(key, {}).items() if name in MOMENTS}
-                if moments:
-                    dtype = moments_of(group)
-                    self.state[param] |= {
-                        name: value.to(param.device, dtype, copy=True) for name, value in moments.items()
-                    }
+        for group, saved, rates in zip(self.param_groups, state_dict["param_groups"], present, strict=True):
+            for param, key in zip(group["params"], saved["params"], strict=True):
+                for name, value in whole.get(key, {}).items():
+                    if name in MOMENTS:
+                        self.state[param][name] = value.to(param.device, moments_of(group), copy=True)
+            if group["channel_rates"] is not None and group["params"]:
+                group["channel_rates"] = group["channel_rates"].to(group["params"][0].device)
+                _check_channel_rates(group)
+                if rates is not None:
+                    # Captured graphs and the caller refer to this tensor, so it is overwritten, not replaced.
+                    group["channel_rates"] = rates.copy_(group["channel_rates"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, as :class:`torch.optim.Optimizer` does, and checks its parameters and options."""
@@ -360,20 +348,13 @@ class GridAdam(torch.optim.Optimizer):
         if param not in self._active:
             return None, None
         resolution, ids, count = self._active[param]
-        if resolution != tuple(param.shape[:3]):
-            raise ValueError(
-                f"a parameter's active tiles are those of resolution {resolution}, but it has {tuple(param.shape[:3])} "
-                "now: call set_active again after a grid is resized"
-            )
+        _check_not_resized("active tiles", resolution, tuple(param.shape[:3]), "set_active")
         return ids, count
 
     def _working_copy(self, param: Tensor) -> Tensor | None:
         working = self._working.get(param)
-        if working is not None and working.shape != param.shape:
-            raise ValueError(
-                f"a parameter's working copy has shape {tuple(working.shape)}, but it has {tuple(param.shape)} now: "
-                "call set_working again after a grid is resized"
-            )
+        if working is not None:
+            _check_not_resized("working copy", tuple(working.shape), tuple(param.shape), "set_working")
         return working
 
     def _check_trained(self, param: Tensor) -> None:
@@ -424,6 +405,13 @@ def _check_channel_rates(group: dict[str, Any]) -> None:
             raise ValueError(f"channel_rates must be contiguous, got strides {rates.stride()}")
     if not bool((rates.isfinite() & (rates >= 0)).all()):
         raise ValueError(f"channel_rates must be finite and not negative, got {rates.tolist()}")
+
+
+def _check_not_resized(what: str, size: tuple[int, ...], present: tuple[int, ...], method: str) -> None:
+    if size != present:
+        raise ValueError(
+            f"{what} must have the parameter's size {present}, got {size}: call {method} again after a grid is resized"
+        )
 
 
 def _is_capturing(device: torch.device) -> bool:

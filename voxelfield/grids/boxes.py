@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from ctypes import c_float
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from voxelfield.foundation.errors import ArgumentValueError, shown
+from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError, shown
 
 Box = tuple[tuple[float, ...], tuple[float, ...]]
 """Lower and upper corner, three numbers each, exact in float32."""
@@ -56,7 +57,38 @@ def check_box(name: str, aabb: Tensor) -> None:
     parse_box(aabb, name)
 
 
+def parse_size(name: str, value: Any) -> int:
+    """Returns a number of vertices, cells or channels; raises unless it is an integer of at least 1."""
+    try:
+        size = operator.index(value)
+    except TypeError:
+        raise ArgumentTypeError(f"{name} must be integer, got {shown(value)}") from None
+    if size < 1 or isinstance(value, bool):
+        raise ArgumentValueError(f"{name} must be at least 1, got {shown(value)}")
+    if size >= 1 << 31:
+        raise ArgumentValueError(f"{name} must be at most 2^31 - 1, got {shown(value)}")
+    return size
+
+
+def parse_resolution(resolution: int | Sequence[int]) -> tuple[int, int, int]:
+    """Returns numbers of vertices or cells along x, y and z, of which one may stand for all; raises as above."""
+    try:
+        sizes: tuple[Any, ...] = tuple(resolution)  # type: ignore[arg-type]
+    except TypeError:
+        sizes = (resolution,) * 3
+    if len(sizes) != 3:
+        raise ArgumentValueError(f"resolution must be one int, or three for x, y and z, got {shown(resolution)}")
+    x, y, z = (parse_size("resolution", size) for size in sizes)
+    return x, y, z
+
+
 def cell_indices(flat: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Returns indices along x, y, z of flat indices (M,); does not synchronise, as ``torch.unravel_index`` would."""
     _, y, z = shape
     return flat // (y * z), flat // z % y, flat % z
+
+
+def flat_indices(indices: Tensor, shape: Sequence[int]) -> Tensor:
+    """Returns the flat indices (...) of indices (..., 3) along x, y and z, the inverse of :func:`cell_indices`."""
+    x, y, z = indices.unbind(-1)
+    return (x * shape[1] + y) * shape[2] + z

@@ -21,8 +21,6 @@ from voxelfield.grids.working_copies import Combination, WorkingCopies, sample_l
 from voxelfield.ops._grids import Padding
 from voxelfield.ops.pyramid import REDUCTIONS, Reduction
 
-__all__ = ["VoxelPyramid"]
-
 # 128 bytes of float32 at 4 channels: the optimizer's tiles of vertices begin at multiples of this.
 _ROW_VERTICES = 8
 
@@ -110,9 +108,12 @@ class VoxelPyramid(Grid):
         self.resolutions = tuple(resolutions)
         self.sparse_resolutions = tuple(sparse_resolutions)
         self._grids = nn.ModuleList(
-            _Level(bound, resolution, channels if each is None else len(each), box, padding=padding, device=device)
-            for bound, resolution, each in zip(bounds, self._level_resolutions(box), known, strict=True)
+            VoxelGrid(resolution, channels if each is None else len(each), box, padding=padding, device=device)
+            for resolution, each in zip(self._level_resolutions(box), known, strict=True)
         )
+        for grid, bound in zip(self.grids, bounds, strict=True):
+            grid._init_range = bound
+            grid.reset_parameters()
         self._sparse_grids = nn.ModuleList(
             SparseGrid(cubic_voxels(box, finer), channels, box, device=device) for finer in sparse_resolutions
         )
@@ -250,7 +251,7 @@ class VoxelPyramid(Grid):
         axes = [torch.linspace(0, 1, size, device=self.aabb.device) for size in (x, y, z)]
         collapsed = torch.empty(x, y, z, self.channels, dtype=dtype, device=self.aabb.device)
         for plane, height in enumerate(axes[0]):
-            points = torch.stack(torch.meshgrid(height[None], axes[1], axes[2], indexing="ij"), dim=-1).view(-1, 3)
+            points = torch.cartesian_prod(height[None], axes[1], axes[2])
             collapsed[plane] = self.combination.sample(self.sampled_levels, points, "border").view(y, z, -1)
         return collapsed
 
@@ -409,20 +410,6 @@ class VoxelPyramid(Grid):
         return [(x * factor + 1, y * factor + 1, z * factor + 1) for factor in factors]
 
 
-class _Level(VoxelGrid):
-    """A grid with uniformly distributed initial features, also under torch's deferred initialisation."""
-
-    def __init__(self, init_range: float, *args: Any, **kwargs: Any) -> None:
-        self.init_range = init_range
-        super().__init__(*args, **kwargs)
-
-    def _draw_features(self) -> None:
-        self.features.uniform_(-self.init_range, self.init_range)
-
-    def _get_name(self) -> str:
-        return "VoxelGrid"
-
-
 def _level_channels(given: Any, levels: int, channels: int, reduce: Reduction) -> tuple[tuple[int, ...] | None, ...]:
     """Returns checked ``level_channels``; None stands for all channels of a level."""
     if given is None:
@@ -441,9 +428,7 @@ def _level_channels(given: Any, levels: int, channels: int, reduce: Reduction) -
             f"level_channels must be one for each of {levels} levels, None for the first, got {shown(given)}"
         )
     for each in known:
-        if each is not None and (
-            not each or list(each) != sorted(set(each)) or not 0 <= each[0] <= each[-1] < channels
-        ):
+        if each is not None and not (each and list(each) == sorted({*each} & {*range(channels)})):
             raise ArgumentValueError(
                 f"level_channels must be rising numbers from 0 to {channels - 1}, got {shown(list(each))}"
             )

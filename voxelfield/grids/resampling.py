@@ -45,22 +45,15 @@ def vertex_axes(corners: Tensor, resolution: Sequence[int], align_corners: bool)
 
 
 def sample_vertices(
-    values: Tensor,
-    corners: Tensor,
-    resolution: tuple[int, int, int],
-    *,
-    align_corners: bool = True,
-    periodic: bool = False,
+    values: Tensor, corners: Tensor, resolution: Sequence[int], padding: Padding = "border", align_corners: bool = True
 ) -> Tensor:
     """Samples (X, Y, Z, C) trilinearly at the vertices that fill a box given by its corners (2, 3) in the unit cube.
 
-    Outside of the old vertices the outermost values are repeated, or the whole grid if it is ``periodic``. No temporary
-    tensor has more than ``SLAB_ELEMENTS`` elements, unless the vertices at one x need more.
+    No temporary tensor has more than ``SLAB_ELEMENTS`` elements, unless the vertices at one x need more.
     """
     corners = corners.to(coordinate_dtype(values.dtype))
     result = values.new_empty((*resolution, values.shape[-1]))
     x, y, z = vertex_axes(corners, resolution, align_corners)
-    padding: Padding = "periodic" if periodic else "border"
     at_once = max(1, processes.SLAB_ELEMENTS // (len(y) * len(z) * max(values.shape[-1], 3)))
     for some, slab in zip(x.split(at_once), result.split(at_once), strict=True):
         points = torch.stack(torch.meshgrid(some, y, z, indexing="ij"), dim=-1)

@@ -12,11 +12,9 @@ from torch.nn import functional as F
 
 from voxelfield.foundation.checks import is_divided
 from voxelfield.foundation.errors import ArgumentValueError
-from voxelfield.grids.boxes import box_tensor, cell_indices, parse_box
+from voxelfield.grids.boxes import box_tensor, cell_indices, flat_indices, parse_box
 from voxelfield.grids.resampling import migratable_state, refuse_sharded, replace_values
 from voxelfield.ops._internal.sparse_grid import atlas_coordinates, share_copies_
-
-__all__ = ["SparseGrid", "overlapping_sums"]
 
 BLOCK_VERTICES = 8
 """Vertices along each axis of a block. The outermost ones are shared with the neighbouring blocks."""
@@ -282,27 +280,25 @@ class SparseGrid(nn.Module):
             Their indices along x, y and z in the whole grid, (B, 512, 3) int64, and their rows in the flattened atlas,
             (B, 512) int64.
         """
-        within = _all_vertices(self.exists.device)
-        row_within = _flat(within, self._atlas_shape())
-        first, rows = BLOCK_CELLS * self.exists.nonzero()[chosen], self._first_rows()[chosen]
-        for corners, own in zip(first.split(at_once), rows.split(at_once), strict=True):
-            yield corners[:, None] + within, own[:, None] + row_within
+        within, blocks = _all_vertices(self.exists.device), self.exists.nonzero()
+        for some in chosen.split(at_once):
+            yield BLOCK_CELLS * blocks[some][:, None] + within, self._rows(some)
 
     def _rows(self, chosen: Tensor) -> Tensor:
-        """Returns the rows of the flattened atlas with the vertices of the chosen of its blocks, (N, 512) int64."""
-        return self._first_rows()[chosen, None] + _flat(_all_vertices(self.exists.device), self._atlas_shape())
+        """Returns the rows of the flattened atlas with the vertices of chosen blocks, (N, 512) int64."""
+        return self._first_rows()[chosen, None] + flat_indices(_all_vertices(self.exists.device), self._atlas_shape())
 
     def _first_rows(self) -> Tensor:
         """Returns the row of the flattened atlas with the first vertex of each block, (count,) int64."""
-        return _flat(BLOCK_VERTICES * torch.stack(self._numbers(), dim=-1), self._atlas_shape())
+        return flat_indices(BLOCK_VERTICES * torch.stack(self._numbers(), dim=-1), self._atlas_shape())
 
     def _find_copies(self) -> tuple[Tensor, Tensor]:
         """Returns the atlas rows of vertices with several copies, grouped by vertex, and where each group begins."""
         within = _all_vertices(self.exists.device)
         within = within[((within == 0) | (within == BLOCK_CELLS)).any(dim=-1)]
         blocks, shape = self.exists.nonzero(), self.resolution
-        keys, rows = _flat(BLOCK_CELLS * blocks, shape), self._first_rows().to(torch.int32)
-        key_within, row_within = _flat(within, shape), _flat(within, self._atlas_shape()).to(torch.int32)
+        keys, rows = flat_indices(BLOCK_CELLS * blocks, shape), self._first_rows().to(torch.int32)
+        key_within, row_within = flat_indices(within, shape), flat_indices(within, self._atlas_shape()).to(torch.int32)
         ends = [0, *torch.bincount(blocks[:, 0], minlength=len(self.exists)).cumsum(0).tolist()]
         copies, sizes = [], []
         first = 0
@@ -379,10 +375,4 @@ def overlapping_sums(cells: Tensor, aabb: Tensor, shape: Sequence[int], box: Ten
 def _all_vertices(device: torch.device) -> Tensor:
     """Returns the indices (512, 3) of a block's vertices, in memory order."""
     along = torch.arange(BLOCK_VERTICES, device=device)
-    return torch.stack(torch.meshgrid(along, along, along, indexing="ij"), dim=-1).view(-1, 3)
-
-
-def _flat(indices: Tensor, shape: Sequence[int]) -> Tensor:
-    """Returns the indices (N,) of vertices (N, 3) in a flattened grid of a shape X, Y, Z."""
-    x, y, z = indices.unbind(-1)
-    return (x * shape[1] + y) * shape[2] + z
+    return torch.cartesian_prod(along, along, along)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
 
@@ -24,10 +23,9 @@ from voxelfield.foundation.errors import (
     EXPLAINED_LATER,
     ArgumentTypeError,
     ArgumentValueError,
-    shown,
     stop_if_out_of_memory,
 )
-from voxelfield.grids.boxes import Box, box_extent, box_tensor, parse_box
+from voxelfield.grids.boxes import box_extent, box_tensor, parse_box, parse_resolution, parse_size
 from voxelfield.grids.grid import Grid
 from voxelfield.grids.resampling import (
     migratable_state,
@@ -38,8 +36,6 @@ from voxelfield.grids.resampling import (
 )
 from voxelfield.grids.working_copies import WorkingCopies
 from voxelfield.ops._grids import PADDINGS, Padding, sample_in_box_eagerly
-
-__all__ = ["VoxelGrid", "cubic_voxels"]
 
 
 def cubic_voxels(aabb: Sequence[Sequence[float]] | Tensor, mean_resolution: int) -> tuple[int, int, int]:
@@ -105,6 +101,8 @@ class VoxelGrid(Grid):
     aabb: Tensor
 
     active = 1
+    # If not None, initial features are drawn uniformly between plus and minus this, as the levels of a pyramid are.
+    _init_range: float | None = None
 
     def __init__(
         self,
@@ -120,7 +118,7 @@ class VoxelGrid(Grid):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        shape = (*_parse_resolution(resolution), _parse_size("channels", channels))
+        shape = (*parse_resolution(resolution), parse_size("channels", channels))
         if dtype not in FLOATING:
             raise ArgumentTypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype}")
         check_choice("padding", padding, PADDINGS)
@@ -143,15 +141,12 @@ class VoxelGrid(Grid):
         """
         with torch.no_grad():
             self.aabb.copy_(box_tensor(self._box, torch.device("cpu")))
-            self._draw_features()
-
-    def _draw_features(self) -> None:
-        if self.init_std == 0:
-            self.features.fill_(self.fill)
-        elif not self.features.is_meta:  # nothing to draw, and normal_ on meta would make torch import its compiler
-            self.features.normal_(self.fill, self.init_std)
-
-    # ---------------------------------------------------------------------------------------------- geometry
+            if self._init_range is not None:
+                self.features.uniform_(-self._init_range, self._init_range)
+            elif self.init_std == 0:
+                self.features.fill_(self.fill)
+            elif not self.features.is_meta:  # nothing to draw, and normal_ on meta would make torch import its compiler
+                self.features.normal_(self.fill, self.init_std)
 
     @property
     def resolution(self) -> tuple[int, int, int]:
@@ -226,8 +221,6 @@ class VoxelGrid(Grid):
         low, high = self.aabb
         return ((points >= low) & (points <= high)).all(dim=-1)
 
-    # ---------------------------------------------------------------------------------------------- sampling
-
     @overload
     def forward(self, points: Tensor, *, with_gradient: Literal[False] = ...) -> Tensor: ...
     @overload
@@ -255,13 +248,18 @@ class VoxelGrid(Grid):
             TypeError: ``points`` is not a floating-point tensor.
             ValueError: Its last dimension is not 3, or it is on another device.
         """
+        if not with_gradient and (sampled := self._sample_eagerly(points)) is not None:
+            return sampled
+        # Positions are widened before they are mapped to the unit cube, so a float64 grid gets unrounded ones.
+        points = self._check_points(points)
+        unit = self.to_unit(points.double() if self.features.dtype == torch.float64 else points)
+        if self.working_copies is not None and not with_gradient:
+            sampled = self.working_copies.sample([self.features], unit.reshape(-1, 3).float(), self.padding)
+            return sampled.reshape(*points.shape[:-1], self.channels)
+        options: dict[str, Any] = {"padding": self.padding, "align_corners": self.align_corners}
         if not with_gradient:
-            sampled = self._sample_eagerly(points)
-            return self._sample(self.to_unit(self._promote(points))) if sampled is None else sampled
-        unit = self.to_unit(self._promote(points))
-        values, slopes = ops.sample_trilinear(
-            self.features, unit, padding=self.padding, align_corners=self.align_corners, with_gradient=True
-        )
+            return ops.sample_trilinear(self.features, unit, **options)
+        values, slopes = ops.sample_trilinear(self.features, unit, **options, with_gradient=True)
         low, high = self.aabb.to(coordinate_dtype(slopes.dtype))
         return values, (slopes / (high - low)).to(slopes.dtype)
 
@@ -290,22 +288,10 @@ class VoxelGrid(Grid):
             stop_if_out_of_memory(error, points=points)
             return None
 
-    def _sample(self, unit: Tensor) -> Tensor:
-        """Interpolates at positions (..., 3) in the unit cube."""
-        if self.working_copies is None:
-            return ops.sample_trilinear(self.features, unit, padding=self.padding, align_corners=self.align_corners)
-        rows = unit.reshape(-1, 3).to(coordinate_dtype(self.features.dtype))
-        return self.working_copies.sample([self.features], rows, self.padding).reshape(*unit.shape[:-1], self.channels)
-
     def _new_copies(self, dtype: torch.dtype) -> WorkingCopies:
         if not self.align_corners:
             raise ArgumentValueError("align_corners must be True for enable_copies, got False")
         return super()._new_copies(dtype)
-
-    def _promote(self, values: Tensor) -> Tensor:
-        # Positions are widened before they are mapped to the unit cube, so a float64 grid gets unrounded ones.
-        double = self.features.dtype == torch.float64 and isinstance(values, Tensor) and _is_real(values)
-        return values.double() if double else values
 
     def _check_points(self, points: Tensor) -> Tensor:
         """Raises unless the points are positions on the grid's device; converts 16-bit ones to float32."""
@@ -314,15 +300,13 @@ class VoxelGrid(Grid):
         if points.layout is not torch.strided:
             raise ArgumentValueError(f"points must be a dense tensor, got one of layout {points.layout}")
         points = widen_positions("points", points, torch.float32)
-        if not _is_real(points):
+        if points.dtype not in (torch.float32, torch.float64):
             raise ArgumentTypeError(f"points must be float32 or float64, got {points.dtype}")
         if points.device != self.aabb.device:
             raise ArgumentValueError(f"points must be on the grid's device {self.aabb.device}, got {points.device}")
         if points.dim() == 0 or points.shape[-1] != 3:
             raise ArgumentValueError(f"points must have shape (..., 3), got {tuple(points.shape)}")
         return points
-
-    # ------------------------------------------------------------------------------------- changing the grid
 
     def upsample(self, resolution: int | Sequence[int], optimizer: torch.optim.Optimizer | None = None) -> None:
         """Resamples the features to another resolution over the same box, and the optimizer's state with them.
@@ -347,8 +331,10 @@ class VoxelGrid(Grid):
                 its state for the grid has another shape and cannot be resampled. In all these cases nothing has
                 changed.
         """
-        self._resample("upsample", None, _parse_resolution(resolution), optimizer)
+        refuse_sharded(self.features, "upsample")
+        self.refit(self.aabb, resolution, optimizer)
 
+    @torch.no_grad()
     def refit(
         self,
         aabb: Sequence[Sequence[float]] | Tensor,
@@ -369,7 +355,23 @@ class VoxelGrid(Grid):
             ValueError: ``aabb`` is not a finite box with low < high, or as for :meth:`upsample`. In all these cases
                 nothing has changed.
         """
-        self._resample("refit", parse_box(aabb), _parse_resolution(resolution), optimizer)
+        box, shape = parse_box(aabb), parse_resolution(resolution)
+        refuse_sharded(self.features, "refit")
+        state, shaped = migratable_state(self.features, optimizer) if optimizer is not None else ({}, [])
+        low, high = self.aabb
+        corners = (box_tensor(box, low.device) - low) / (high - low)
+        # Beyond the old vertices the outermost values are repeated, or the whole grid.
+        padding: Padding = "periodic" if self.padding == "periodic" else "border"
+
+        def resampled(values: Tensor) -> Tensor:
+            return sample_vertices(values, corners, shape, padding, self.align_corners)
+
+        self.working_copies = None
+        replace_values(self.features, resampled(self.features.detach()))
+        for key in shaped:
+            state[key] = resampled(state[key].to(self.features.dtype)).to(state[key].dtype)
+        self._box = box
+        self.aabb.copy_(box_tensor(box, torch.device("cpu")))
 
     def resize(
         self,
@@ -393,36 +395,6 @@ class VoxelGrid(Grid):
             self.refit(aabb, resolution, optimizer)
         elif resolution != self.resolution:
             self.upsample(resolution, optimizer)
-
-    @torch.no_grad()
-    def _resample(
-        self,
-        operation: str,
-        box: Box | None,
-        resolution: tuple[int, int, int],
-        optimizer: torch.optim.Optimizer | None,
-    ) -> None:
-        """Resamples the features and the optimizer's state for them, to a box or to the present one."""
-        refuse_sharded(self.features, operation)
-        state, shaped = migratable_state(self.features, optimizer) if optimizer is not None else ({}, [])
-        corners = torch.tensor([[0.0] * 3, [1.0] * 3], device=self.aabb.device)
-        if box is not None:
-            low, high = self.aabb
-            corners = (box_tensor(box, low.device) - low) / (high - low)
-        periodic = self.padding == "periodic"
-
-        def resampled(values: Tensor) -> Tensor:
-            return sample_vertices(values, corners, resolution, align_corners=self.align_corners, periodic=periodic)
-
-        self.working_copies = None
-        replace_values(self.features, resampled(self.features.detach()))
-        for key in shaped:
-            state[key] = resampled(state[key].to(self.features.dtype)).to(state[key].dtype)
-        if box is not None:
-            self._box = box
-            self.aabb.copy_(box_tensor(box, torch.device("cpu")))
-
-    # ---------------------------------------------------------------------------------------- regularisation
 
     def total_variation(self, weights: Sequence[float] | None = None, *, channels: slice | None = None) -> Tensor:
         r"""Mean squared difference between neighbouring vertices.
@@ -460,8 +432,6 @@ class VoxelGrid(Grid):
         values = values.to(coordinate_dtype(values.dtype))
         terms = (scale * values.diff(dim=axis).square().sum() for axis, scale in enumerate(scales))
         return torch.stack(list(terms)).sum()
-
-    # ------------------------------------------------------------------------------------ how modules behave
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> VoxelGrid:
         geometry = self.aabb
@@ -501,36 +471,3 @@ class VoxelGrid(Grid):
             low, high = (", ".join(f"{value:.6g}" for value in corner) for corner in self.aabb.tolist())
             parts.insert(2, f"aabb=(({low}), ({high}))")
         return ", ".join(parts)
-
-
-# -------------------------------------------------------------------------------------------------- arguments
-
-
-_LARGEST_SIZE = (1 << 31) - 1
-
-
-def _parse_size(name: str, value: Any) -> int:
-    try:
-        size = operator.index(value)
-    except TypeError:
-        raise ArgumentTypeError(f"{name} must be integer, got {shown(value)}") from None
-    if size < 1 or isinstance(value, bool):
-        raise ArgumentValueError(f"{name} must be at least 1, got {shown(value)}")
-    if size > _LARGEST_SIZE:
-        raise ArgumentValueError(f"{name} must be at most 2^31 - 1, got {shown(value)}")
-    return size
-
-
-def _parse_resolution(resolution: int | Sequence[int]) -> tuple[int, int, int]:
-    try:
-        sizes: tuple[Any, ...] = tuple(resolution)  # type: ignore[arg-type]
-    except TypeError:
-        sizes = (resolution,) * 3
-    if len(sizes) != 3:
-        raise ArgumentValueError(f"resolution must be one int, or three for x, y and z, got {shown(resolution)}")
-    x, y, z = (_parse_size("resolution", size) for size in sizes)
-    return x, y, z
-
-
-def _is_real(values: Tensor) -> bool:
-    return values.dtype in (torch.float32, torch.float64)

@@ -40,11 +40,7 @@ class Combination:
     channels: tuple[tuple[int, ...] | None, ...] = ()
 
     def sample(self, levels: Sequence[Tensor], points: Tensor, padding: Padding) -> Tensor:
-        """Samples some of the levels (X_l, Y_l, Z_l, C_l) from the first on, at points (N, 3) in the unit cube.
-
-        Returns (N, sum of C_l), or (N, C) for a sum. Errors are those of :func:`voxelfield.ops.sample_pyramid`, also if
-        levels have different dtypes.
-        """
+        """Samples the first levels (X_l, Y_l, Z_l, C_l), as :func:`voxelfield.ops.sample_pyramid` does."""
         (first, _), *others = self._groups(len(levels))
         sampled = ops.sample_pyramid(levels[first], points, reduce=self.reduce, padding=padding)
         for part, columns in others:
@@ -67,10 +63,9 @@ class Combination:
         padding: Padding,
         slabs: Sequence[tuple[int, int]] | None,
     ) -> None:
-        """Adds the gradients ``values`` of :meth:`sample` to tensors like the levels, or slabs of these.
+        """Adds the gradients ``values`` of :meth:`sample` to ``sums``, or to slabs of these.
 
-        ``values`` may have more columns, which are not read. See
-        :func:`voxelfield.ops._internal.accumulate.accumulate_trilinear_`.
+        Arguments are as for :func:`voxelfield.ops._internal.accumulate.accumulate_trilinear_`.
         """
         for part, columns in self._groups(len(sums)):
             some = slabs and slabs[part]
@@ -96,10 +91,7 @@ class Combination:
 
 
 def _progressions(numbers: Sequence[int]) -> list[slice]:
-    """Returns rising numbers as arithmetic progressions, whose columns can be read without an index tensor.
-
-    An index would have to be copied to the device, which a captured CUDA graph does not allow.
-    """
+    """Returns rising numbers as arithmetic progressions; an index tensor could not be copied during graph capture."""
     found: list[slice] = []
     start = 0
     while start < len(numbers):
@@ -223,7 +215,9 @@ class WorkingCopies:
         if self.division is not None:
             return self.copies
         if self._may_change:
-            expect_change(self.copies)
+            for copy in self.copies:
+                if not vars(copy).get("managed"):
+                    vars(copy)["version_of_grid"] = None
             self._may_change = False
         rounded = self.dtype != torch.float32
         for grid, address, copy in zip(self.grids, self._addresses, self.copies, strict=True):
@@ -240,11 +234,7 @@ class WorkingCopies:
         return self.copies
 
     def sample(self, grids: Sequence[Tensor], points: Tensor, padding: Padding) -> Tensor:
-        """Samples the module's present grids at points (N, 3) float32 in the unit cube; differentiable once.
-
-        Returns:
-            (N, sum of C_l), or (N, C) for a sum, in the copies' dtype.
-        """
+        """Samples the module's present grids at points (N, 3) float32, in the copies' dtype; differentiable once."""
         if needs_long_path():
             self._may_change = self._may_change or torch.is_grad_enabled()
             return sample_levels(grids, self.sparse, points, self.combination, padding).to(self.dtype)
@@ -301,13 +291,6 @@ def mark_managed(copy: Tensor, managed: bool) -> None:
     vars(copy)["managed"] = managed
 
 
-def expect_change(copies: Sequence[Tensor]) -> None:
-    """Records that copies may be out of date, unless a GridAdam updates them."""
-    for copy in copies:
-        if not vars(copy).get("managed"):
-            vars(copy)["version_of_grid"] = None
-
-
 def sample_levels(
     levels: Sequence[Tensor], sparse: Sequence[SparseGrid], points: Tensor, combination: Combination, padding: Padding
 ) -> Tensor:
@@ -316,14 +299,10 @@ def sample_levels(
     Sparse grids give points (N, 3) no gradient; ``combination`` and ``padding`` apply to the dense grids.
     """
     dense = len(levels) - len(sparse)
-    sampled = combination.sample(levels[:dense], points, padding)
-    if not sparse:
-        return sampled
-    beside = [
-        ops.sample_trilinear(atlas, grid.atlas_positions(points))
-        for atlas, grid in zip(levels[dense:], sparse, strict=True)
-    ]
-    return torch.cat((sampled, *beside), dim=-1)
+    sampled = [combination.sample(levels[:dense], points, padding)]
+    for atlas, grid in zip(levels[dense:], sparse, strict=True):
+        sampled.append(ops.sample_trilinear(atlas, grid.atlas_positions(points)))
+    return torch.cat(sampled, dim=-1) if sparse else sampled[0]
 
 
 class _Sample(Function):

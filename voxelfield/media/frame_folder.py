@@ -16,7 +16,7 @@ from torch import Tensor
 
 from voxelfield.files import MARK, atomic_path, atomic_write, is_replaceable, read_json_object
 from voxelfield.installed import import_optional
-from voxelfield.media.png import PngWriter, write_png
+from voxelfield.media.png import BackgroundWriter, write_png
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.pixels import linear_light
 from voxelfield.rendering.render import View
@@ -42,8 +42,7 @@ class FrameFolder:
             description.
         cameras: All cameras of the path.
         kind: ``png``: 8 bits per channel. ``exr``: float32 in linear light, with opacity as A and depth as Z.
-        depth: Write the depth of each PNG in 16 bits, as ``NNNN_depth.png``.
-        far: The largest depth that a PNG can represent, world units.
+        depth: Write the depth of each PNG in 16 bits, as ``NNNN_depth.png``; ``far`` is the largest, world units.
         source: Other values that the frames depend on, such as the run and its weights, as JSON values.
         overwrite: Delete frames of another run, path or size.
 
@@ -70,10 +69,10 @@ class FrameFolder:
         overwrite: bool = False,
     ) -> None:
         if kind == "exr":
-            _openexr()
+            import_optional("OpenEXR", "write EXR", "exr")
         self.depth_unit = far / _DEPTHS
         self._folder, self._kind, self._depth = folder, kind, depth
-        self._writer = PngWriter()
+        self._writer = BackgroundWriter()
         description = {
             "frames": len(cameras),
             "width": cameras.width,
@@ -84,11 +83,12 @@ class FrameFolder:
             **source,
         }
         known = self._read_description(description)
-        numbered = [path for path in sorted(folder.glob("*")) if _FRAME.fullmatch(path.name)]
-        own = {path for path in numbered if is_replaceable(path)}
-        wanted = {path.name for index in range(len(cameras)) for path in self._paths(index)}
-        for path in numbered:
-            if path not in own and path.name in wanted:
+        wanted = {path for index in range(len(cameras)) for path in self._paths(index)}
+        own = []
+        for path in sorted(folder.glob("*")):
+            if _FRAME.fullmatch(path.name) and is_replaceable(path):
+                own.append(path)
+            elif path in wanted:
                 raise FileExistsError(
                     f"{path} has the name of a frame, but voxelfield has not written it: choose another folder"
                 )
@@ -123,12 +123,7 @@ class FrameFolder:
         return all(path.is_file() for path in self._paths(index))
 
     def save(self, index: int, view: View) -> None:
-        """Writes a frame in the background.
-
-        Args:
-            index: Index of the frame.
-            view: The rendered view.
-        """
+        """Writes the rendered view of a frame in the background."""
         image, *depth = self._paths(index)
         if self._kind == "exr":
             self._writer.submit(_write_exr, image, view)
@@ -170,38 +165,26 @@ def _write_depth(path: Path, view: View, unit: float) -> None:
     write_png(path, Image.fromarray(known))
 
 
-def _openexr() -> Any:
-    return import_optional("OpenEXR", "write EXR", "exr")
-
-
 def _write_exr(path: Path, view: View) -> None:
-    """Writes a view in linear light, with its opacity as A and its depth as Z, float32, completely or not at all.
+    """Writes a view in linear light, with its opacity as A and its depth as Z, float32, completely or not at all."""
+    import OpenEXR
 
-    Args:
-        path: File to write; its parent directory is created if needed.
-        view: The rendered view.
-
-    Raises:
-        MissingPackageError: OpenEXR is not installed.
-        OSError: The file cannot be written.
-    """
-    exr = _openexr()
     light = linear_light(view.rgb.clamp(0, 1)).cpu().numpy()
     channels = {
         **{name: np.ascontiguousarray(light[..., index]) for index, name in enumerate("RGB")},
         "A": view.opacity.cpu().numpy(),
         "Z": view.depth.cpu().numpy(),
     }
-    header = {"compression": exr.ZIP_COMPRESSION, "type": exr.scanlineimage, "software": MARK}
+    header = {"compression": OpenEXR.ZIP_COMPRESSION, "type": OpenEXR.scanlineimage, "software": MARK}
     with atomic_path(path, sync=False) as temporary:
         try:
-            exr.File(header, channels).write(str(temporary))
+            OpenEXR.File(header, channels).write(str(temporary))
         except RuntimeError as error:
             reason = " ".join(str(error).split()).rpartition(str(temporary))[2].strip('". ')
             raise OSError(f"{path} could not be written: {reason}") from error
         # OpenEXR does not report errors at the end of the file, where the last rows are.
         last = light.shape[0] - 1
         try:
-            exr.InputFile(str(temporary)).channel("R", scanLine1=last, scanLine2=last)
+            OpenEXR.InputFile(str(temporary)).channel("R", scanLine1=last, scanLine2=last)
         except OSError as error:
             raise OSError(f"{path} could not be written: OpenEXR left it incomplete, as on a full disk") from error

@@ -10,13 +10,9 @@ if TYPE_CHECKING:
 
 
 def page_template(package: str, name: str) -> Template:
-    """Returns a template of a package, in which all text is escaped.
+    """Returns a template in the folder ``templates`` of a package, in which all text is escaped.
 
     Its filter ``data_uri`` embeds an image file of a kind, such as ``png``.
-
-    Args:
-        package: Name of a package with a folder ``templates``.
-        name: Name of a file there.
     """
     # Imported here, because it takes long and few programs write pages.
     from jinja2 import Environment, PackageLoader, StrictUndefined

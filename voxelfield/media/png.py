@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from voxelfield.devices import OnDevice
 from voxelfield.files import MARK, atomic_path
 from voxelfield.rendering.pixels import to_uint8
-from voxelfield.transfers import OnDevice
 
 # zlib's compression level. Renders of Lego take as many bytes as with its default of 6, in 37 ms instead of 65 each.
 _COMPRESSION = 4
@@ -25,40 +25,49 @@ _MIN_WAITING = 32
 
 
 class BackgroundWriter:
-    """Runs functions in threads; a context manager whose exit waits for them and raises their first error.
+    """Writes files in threads while the caller renders the next images; a context manager.
+
+    Compressing an image on a core takes much longer than rendering it on a GPU. A bounded number of images waits in the
+    memory of their device. The exit of the context waits until all files are written, and raises the first error;
+    without a context, :meth:`close` does that.
 
     Args:
-        workers: Number of threads.
-        limit: Largest number of unfinished calls; :meth:`submit` waits for the oldest one beyond that.
+        workers: Number of threads; None for one per core, up to 16.
+        waiting: Largest number of files that are waiting or being written, beyond which the oldest is waited for; None
+            for twice the number of threads, at least 32.
     """
 
-    def __init__(self, workers: int, limit: int) -> None:
-        self.limit = limit
+    def __init__(self, workers: int | None = None, waiting: int | None = None) -> None:
+        workers = min(16, os.cpu_count() or 1) if workers is None else workers
+        self._limit = max(2 * workers, _MIN_WAITING) if waiting is None else waiting
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="writer")
         self._waiting: deque[Future[Any]] = deque()
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Queues a call.
-
-        Args:
-            function: The function.
-            arguments: Its arguments, which must not change until the context exits.
+        """Queues a call, whose arguments must not change until the context exits.
 
         Raises:
             Exception: The error of an earlier call, so that rendering stops early, for example if the disk is full.
         """
-        while self._waiting and (self._waiting[0].done() or len(self._waiting) >= self.limit):
+        while self._waiting and (self._waiting[0].done() or len(self._waiting) >= self._limit):
             self._waiting.popleft().result()
         self._waiting.append(self._pool.submit(function, *arguments))
 
+    def save(self, path: Path, rgb: torch.Tensor) -> None:
+        """Copies an image, and writes it as a PNG with 8 bits per channel in the background.
+
+        The image is (H, W, 3) floating point, nominally in [0, 1], on any device, and is rounded as
+        :func:`voxelfield.rendering.pixels.to_uint8` does. The folder of the file is created if needed. Raises the error
+        of an earlier file that could not be written.
+        """
+        pixels = OnDevice(to_uint8(rgb))
+        self.submit(lambda: write_png(path, Image.fromarray(pixels.fetch().numpy())))
+
     def close(self, cancel: bool = False) -> None:
-        """Waits for all calls. After an error or Ctrl-C, calls that have not been started are skipped.
+        """Waits for all calls, and raises the first error of one.
 
-        Args:
-            cancel: Skip them in any case, and ignore errors.
-
-        Raises:
-            Exception: The first error of a call.
+        After an error or Ctrl-C, calls that have not been started are skipped. ``cancel`` skips them in any case, and
+        ignores errors.
         """
         try:
             while self._waiting and not cancel:
@@ -67,46 +76,11 @@ class BackgroundWriter:
             self._waiting.clear()
             self._pool.shutdown(cancel_futures=True)
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> BackgroundWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(cancel=kind is not None)
-
-
-class PngWriter(BackgroundWriter):
-    """Writes images in threads while the caller renders the next ones; a context manager.
-
-    Compressing an image on a core takes much longer than rendering it on a GPU. A bounded number of images waits in the
-    memory of their device. The exit of the context waits until all files are written, and raises the first error;
-    without a context, :meth:`close` does that.
-
-    Args:
-        workers: Number of threads; None for one per core, up to 16.
-        waiting: Largest number of images that are waiting or being written; None for twice the number of threads, at
-            least 32.
-    """
-
-    def __init__(self, workers: int | None = None, waiting: int | None = None) -> None:
-        workers = min(16, os.cpu_count() or 1) if workers is None else workers
-        super().__init__(workers, max(2 * workers, _MIN_WAITING) if waiting is None else waiting)
-
-    def save(self, path: Path, rgb: torch.Tensor) -> None:
-        """Copies an image and writes it in the background, with 8 bits per channel.
-
-        Args:
-            path: File to write; its parent directory is created if needed.
-            rgb: (H, W, 3) floating point, nominally in [0, 1], any device; rounded as
-                :func:`voxelfield.rendering.pixels.to_uint8` does.
-
-        Raises:
-            Exception: An earlier image could not be written.
-        """
-        self.submit(_write_on_device, path, OnDevice(to_uint8(rgb)))
-
-
-def _write_on_device(path: Path, pixels: OnDevice) -> None:
-    write_png(path, Image.fromarray(pixels.fetch().numpy()))
 
 
 def write_png(path: Path, image: Image.Image) -> None:

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from voxelfield.devices import AHEAD, OnDevice
 from voxelfield.files import atomic_write
 from voxelfield.installed import import_optional
 from voxelfield.media.png import BackgroundWriter
 from voxelfield.rendering.pixels import to_uint8
-from voxelfield.transfers import AHEAD, OnDevice
 
 LARGEST_SIDE = 16384
 """Largest width and height of an image, in pixels; encoders accept no larger ones."""
@@ -28,11 +28,7 @@ _MIN_WAITING = 8
 
 
 def check_video(name: str, path: Path) -> None:
-    """Raises an error unless videos can be written to a path.
-
-    Args:
-        name: Name of the argument, for messages.
-        path: The file.
+    """Raises an error, in which the path is called ``name``, unless a video can be written to it.
 
     Raises:
         MissingPackageError: imageio or PyAV is not installed.

@@ -34,14 +34,12 @@ class Component:
             not exclude space, or ``large``, so that not even what no camera sees is known; ``none`` for exact ones.
         smooths_grids: Whether it calls ``add_total_variation`` of the model's optimizer, for which processes that
             divide grids also exchange the borders of their shards.
-        learned: What the component learns, if that is a module: its state is that of the component.
     """
 
     name = ""
     before_model: ClassVar[bool] = False
     pose_errors: Literal["none", "pixels", "large"] = "none"
     smooths_grids: ClassVar[bool] = False
-    learned: nn.Module | None = None
 
     def before_step(self, step: int) -> None:
         """Called before each step, outside of the CUDA graph; the model's comes first, unless :attr:`before_model`.
@@ -133,19 +131,17 @@ class Component:
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state for a checkpoint, by default that of :attr:`learned`; an empty one is not saved.
+        """Returns the state for a checkpoint; an empty one is not saved.
 
         A collective call: all processes that train together make it, and the state of the first is saved.
         """
-        return {} if self.learned is None else self.learned.state_dict()
+        return {}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError if a state does not belong to this component; called before any state is loaded."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads a state that :meth:`state_dict` returned, from any device."""
-        if self.learned is not None:
-            self.learned.load_state_dict(state)
 
 
 class LossTerms(Component):
@@ -165,6 +161,5 @@ class LossTerms(Component):
 
 
 def find_component(components: Sequence[Component], kind: type[Kind]) -> Kind | None:
-    """Returns the first component of a class, or the first module of a class that a component learns, or None."""
-    found = (each for component in components for each in (component, component.learned))
-    return next((each for each in found if isinstance(each, kind)), None)
+    """Returns the first component of a class, or None."""
+    return next((each for each in components if isinstance(each, kind)), None)

@@ -24,12 +24,18 @@ from voxelfield.models.settings import Sampling, StageConfig, stage_at
 from voxelfield.models.training import EmptyFieldError, MemoryEstimate, TrainingSetup, cells_with_views
 from voxelfield.ops._internal.pixel_colors import pixel_colors
 from voxelfield.rendering.backends import BACKENDS, ImageBackend
-from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY, Capacity, RenderSettings, Sampler, visible_samples
+from voxelfield.rendering.march import (
+    MAX_VISIBLE_PER_RAY,
+    Capacity,
+    RenderSettings,
+    Sampler,
+    count_visible_samples,
+    visible_samples,
+)
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import Rendering, render
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.rendering.visible_cells import count_visible_samples
 from voxelfield.warps.warp import Warp
 
 logger = logging.getLogger(__name__)

@@ -12,14 +12,13 @@ from torch.nn import functional as F
 
 from voxelfield import processes
 from voxelfield.datasets.scene import Split
+from voxelfield.devices import read_from_host
 from voxelfield.distributed.shards import DividedRows, rows_between
 from voxelfield.models.batch import Batch, background_for, columns_and_rows
 from voxelfield.ops._internal.pixel_rays import pixel_rays
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.lens import lens_rows
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.visual_hull import visual_hull
-from voxelfield.transfers import read_from_host
 
 _ROUNDS = 5
 
@@ -219,7 +218,7 @@ class PixelSampler:
             colors = self.images.view(-1, 4)[index] if colors is None else colors
             return self._cast(index, cameras, aabb), colors.float() / 255
         images, c2w, intrinsics = self.images, self.cameras.c2w, self.cameras.intrinsics
-        lens = lens_rows(self.cameras.lens)
+        lens = None if self.cameras.lens is None else self.cameras.lens.rows
         if colors is not None:
             # Each pixel becomes an image of one pixel, with the principal point moved accordingly.
             chosen = self.images_of(index)

@@ -12,8 +12,7 @@ from torch.nn import functional as F
 
 from voxelfield.models.component import LossTerms
 from voxelfield.models.settings import OccupancyUpdates, StageConfig
-from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.projection import distance_to_nearest, views_of_points
+from voxelfield.rendering.cameras import Cameras, distance_to_nearest, views_of_points
 from voxelfield.warps.warp import Warp
 
 # Number of views of a point, in a scene without transparent pixels, below which no matter is placed there.

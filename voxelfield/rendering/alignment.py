@@ -14,13 +14,7 @@ from voxelfield.rendering.rigid import turning_angles
 
 @dataclass(frozen=True, eq=False)
 class Similarity:
-    """Maps a point p to ``scale * rotation @ p + translation``.
-
-    Attributes:
-        scale: Positive.
-        rotation: (3, 3) float64, on the CPU.
-        translation: (3,) float64, on the CPU.
-    """
+    """Maps a point p to ``scale * rotation @ p + translation``, by a scale above 0 and float64 tensors on the CPU."""
 
     scale: float
     rotation: Tensor
@@ -61,10 +55,11 @@ def align_cameras(source: Cameras, target: Cameras, *, rotations: bool = True) -
             f"target must have as many cameras as source, at least one, got {len(target)} and {len(source)}"
         )
     (of_source, middle_source), (of_target, middle_target) = _centred(source), _centred(target)
-    spread_source, spread_target = _spread(of_source), _spread(of_target)
+    # The roots of the mean squared distances.
+    spreads = [float(each.square().sum(dim=1).mean().sqrt()) for each in (of_source, of_target)]
     together = torch.zeros(3, 3, dtype=torch.float64)
-    if spread_source > 0 and spread_target > 0:
-        together += of_target.T @ of_source / (spread_source * spread_target)
+    if min(spreads) > 0:
+        together += of_target.T @ of_source / (spreads[0] * spreads[1])
     if rotations:
         together += torch.einsum("nik,njk->ij", _axes(target), _axes(source))
     u, _, vh = torch.linalg.svd(together)
@@ -72,7 +67,7 @@ def align_cameras(source: Cameras, target: Cameras, *, rotations: bool = True) -
     u[:, 2] *= torch.linalg.det(u @ vh).sign()
     rotation = u @ vh
     scale = 1.0
-    if spread_source > 0 and spread_target > 0:
+    if min(spreads) > 0:
         scale = float((of_target * (of_source @ rotation.T)).sum() / of_source.square().sum())
     return Similarity(scale, rotation, middle_target - scale * rotation @ middle_source)
 
@@ -97,7 +92,3 @@ def _centred(cameras: Cameras) -> tuple[Tensor, Tensor]:
     positions = cameras.c2w[:, :3, 3].double().cpu()
     middle = positions.mean(dim=0)
     return positions - middle, middle
-
-
-def _spread(positions: Tensor) -> float:
-    return float(positions.square().sum(dim=1).mean().sqrt())

@@ -21,7 +21,6 @@ from voxelfield.ops._internal.render_grid_image import PackedSHGrid, render_grid
 from voxelfield.ops._internal.render_pyramid_image import pyramid_image_fits, render_pyramid_image
 from voxelfield.rendering.bricks import bake, can_bake
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.lens import lens_rows
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import View, render_view
@@ -39,15 +38,10 @@ Draw = Callable[[Cameras, int], View]
 
 @dataclass(frozen=True, eq=False)
 class ImageSource:
-    """The inputs from which images are rendered.
+    """The inputs from which images are rendered, all on the field's device.
 
-    Attributes:
-        field: The field.
-        occupancy: The occupied cells, on the field's device.
-        settings: Sampling settings.
-        background: (3,) float32 colour behind the scene, on the field's device.
-        chunk: Number of rays per chunk, for a backend whose memory grows with the number of rays.
-        precision: Autocast dtype for the decoder.
+    The ``background`` is the colour (3,) float32 behind the scene, ``chunk`` the number of rays that a backend whose
+    memory grows with it renders at once, and ``precision`` the autocast dtype for the decoder.
     """
 
     field: Field
@@ -118,21 +112,19 @@ class GenericBackend(ImageBackend):
 
 
 def _one_kernel(
-    op: Callable[..., tuple[Tensor, ...]], source: ImageSource, **field: Any
-) -> Callable[[Cameras, int], tuple[Tensor, ...]]:
-    """Returns a function that calls an op, which casts the rays itself, for a camera.
+    op: Callable[..., tuple[Tensor, ...]], source: ImageSource, finish: Callable[..., View] = View, **field: Any
+) -> Draw:
+    """Returns a function that calls an op, which casts the rays itself, for a camera, and makes a view of its results.
 
-    Args:
-        op: The op.
-        source: The source of the arguments that all such ops have in common.
-        field: The others, which describe the field.
+    ``field`` describes the field.
     """
     cells = {"occupied": source.occupancy.empty_distance, "aabb_occupancy": source.occupancy.aabb}
     inputs = {**field, **cells, **asdict(source.settings)}
 
-    def draw(cameras: Cameras, index: int) -> tuple[Tensor, ...]:
+    def draw(cameras: Cameras, index: int) -> View:
         camera = cameras.c2w[index], cameras.intrinsics[index], *cameras.size(index)
-        return op(*camera, lens=lens_rows(cameras.lens, index), **inputs)
+        lens = None if cameras.lens is None else cameras.lens.rows[index]
+        return finish(*op(*camera, lens=lens, **inputs))
 
     return draw
 
@@ -172,7 +164,7 @@ class GridImages(ImageBackend):
         assert isinstance(decoder, SHDecoder)
         assert isinstance(decoder.activation, DensityActivation)
         features = grid.collapse(dtype) if isinstance(grid, VoxelPyramid) else grid.sampled_levels[0]
-        draw = _one_kernel(
+        return _one_kernel(
             render_grid_image,
             source,
             background=source.background,
@@ -180,7 +172,6 @@ class GridImages(ImageBackend):
             density_scale=decoder.activation.scale,
             density_shift=decoder.activation.shift,
         )
-        return lambda cameras, index: View(*draw(cameras, index))
 
 
 class PyramidImages(ImageBackend):
@@ -220,7 +211,7 @@ class PyramidImages(ImageBackend):
         first, last = decoder.density_network
         # Inactive levels read zero, so their columns are dropped.
         weights = [first[:, : constants.LEVEL_CHANNELS * len(levels)], last]
-        draw = _one_kernel(
+        return _one_kernel(
             render_pyramid_image,
             source,
             background=source.background,
@@ -233,7 +224,6 @@ class PyramidImages(ImageBackend):
             blocks=pyramid.blocks[: len(levels)],
             boxes=nested_box_args(warp_of(source.field)),
         )
-        return lambda cameras, index: View(*draw(cameras, index))
 
     @staticmethod
     def _parts(field: Field) -> tuple[VoxelPyramid, FusedMLPDecoder, ExponentialDensity]:
@@ -264,16 +254,6 @@ class BakedImages(ImageBackend):
         assert isinstance(field, RadianceField)
         bricks, shade = bake(field, source.occupancy), field.shade
         assert shade is not None
-        render = _one_kernel(
-            render_baked_image,
-            source,
-            log_density=bricks.log_density,
-            values=bricks.values,
-            blocks=bricks.blocks,
-            aabb=bricks.aabb,
-            clip=field.grid.aabb if field.warp is None else None,
-            boxes=nested_box_args(field.warp),
-        )
 
         def colors(sums: Tensor, opacity: Tensor, directions: Tensor) -> Tensor:
             if sums.is_cuda:
@@ -285,13 +265,22 @@ class BakedImages(ImageBackend):
                 rgb[shown] = shade(bricks.means(sums[shown], opacity[shown]), directions[shown])
             return opacity[:, None] * rgb + (1 - opacity[:, None]) * background
 
-        def draw(cameras: Cameras, index: int) -> View:
-            sums, opacity, depth, directions = render(cameras, index)
+        def shaded(sums: Tensor, opacity: Tensor, depth: Tensor, directions: Tensor) -> View:
             pixels = sums.flatten(0, 1), opacity.flatten(), directions.flatten(0, 1)
             parts = (colors(*part) for part in zip(*(x.split(_PIXELS_AT_ONCE) for x in pixels), strict=True))
             return View(torch.cat(list(parts)).view(*opacity.shape, 3), opacity, depth)
 
-        return draw
+        return _one_kernel(
+            render_baked_image,
+            source,
+            shaded,
+            log_density=bricks.log_density,
+            values=bricks.values,
+            blocks=bricks.blocks,
+            aabb=bricks.aabb,
+            clip=field.grid.aabb if field.warp is None else None,
+            boxes=nested_box_args(field.warp),
+        )
 
 
 def _warp_has_kernel(field: Field) -> bool:
@@ -305,10 +294,5 @@ BACKENDS: tuple[type[ImageBackend], ...] = (PyramidImages, GridImages, BakedImag
 
 
 def fastest_backend(field: Field, backends: Sequence[type[ImageBackend]] = BACKENDS) -> type[ImageBackend]:
-    """Returns the backend that renders images of a field; depends only on the field's kind, not on the device.
-
-    Args:
-        field: The field.
-        backends: Backends to try, in this order, before the general one, which renders every field.
-    """
+    """Returns the first of some backends that renders a field of this kind on any device, or else the general one."""
     return next((backend for backend in backends if backend.serves(field)), GenericBackend)

@@ -71,12 +71,7 @@ def bake(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VO
 
     Blocks are left out if they have no occupied cell, or if the field has sparse levels but none of these has a block
     there. Synchronises with the device. A block of 8 x 8 x 8 vertices, which has 3.5 voxels along each axis, takes 9
-    KiB, or 5 with at most eight values.
-
-    Args:
-        field: A field for which :func:`can_bake` is True.
-        occupancy: Its occupied cells, on its device.
-        per_voxel: Vertices for each voxel of the finest level, along each axis.
+    KiB, or 5 with at most eight values. The field must be one that :func:`can_bake`.
     """
     decoder = field.decoder
     assert isinstance(decoder, DeferredMLPDecoder)

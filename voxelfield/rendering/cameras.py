@@ -1,7 +1,8 @@
-"""Cameras: poses, intrinsics and lenses, and the rays through their pixels."""
+"""Cameras: poses, intrinsics and lenses, the rays through their pixels, and the pixels that show given points."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +19,9 @@ from voxelfield.rendering.rigid import compose, exp_se3
 
 _LATTICE = 33  # points along each side of the image
 _ALONG_EDGE = 9  # points along each edge of the image, for rays along its border
+_PIXELS_ACROSS = 16  # points along each side of the image, for the fraction of rays that cross a box
+_BOX_LATTICE = 9  # points along each axis of a box
+_SAME_RAY = 1e-3  # radians
 
 # Axes, right, up and backward, of cameras that look at the sides of a cube: forward, right, back, left, up and down.
 _CUBE = (
@@ -241,11 +245,10 @@ class Cameras:
         check_field("camera_index", camera_index, ("R",), torch.int64, "Cameras.c2w", self.c2w)
         check_index("camera_index", camera_index, len(self), "the cameras")
         check_float32("pixels", pixels, (camera_index.shape[0], 2), "Cameras.c2w", self.c2w)
-        poses = self.row_poses(camera_index, pixels[:, 1].floor() + 0.5)
-        origins = poses[:, :3, 3].contiguous()
-        directions = self._directions(camera_index, pixels, poses)
+        origins, directions = self._cast(camera_index, pixels, pixels[:, 1])
         values = {name: value.index_select(0, camera_index) for name, value in self.values.items()}
-        return Rays(origins, directions, *intersect_aabb(origins.detach(), directions.detach(), aabb), values=values)
+        interval = intersect_aabb(origins.detach(), directions.detach(), aabb)
+        return Rays(origins, directions, *interval, values=values)
 
     def row_poses(self, camera_index: Tensor, y: Tensor) -> Tensor:
         """Returns the poses of cameras while they exposed some rows; differentiable with respect to ``c2w``.
@@ -276,8 +279,9 @@ class Cameras:
         reach = torch.maximum(self.rolling[:, 6], height - self.rolling[:, 6])
         return self.rolling[:, :6].view(-1, 2, 3).norm(dim=-1) * reach[:, None]
 
-    def _directions(self, camera_index: Tensor, pixels: Tensor, poses: Tensor) -> Tensor:
-        """Returns the unit directions (R, 3), world frame, of :meth:`rays` with poses as of :meth:`row_poses`."""
+    def _cast(self, camera_index: Tensor, pixels: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns origins and unit directions (R, 3) of :meth:`rays`, with the cameras' poses at rows ``y``."""
+        poses = self.row_poses(camera_index, y.floor() + 0.5)
         intrinsics = self.intrinsics.index_select(0, camera_index)
         offset = (pixels - intrinsics[:, 2:]).div_(intrinsics[:, :2])
         right, up, backward, _ = poses[:, :3].unbind(-1)
@@ -287,7 +291,7 @@ class Cameras:
             forward = forward * offset[:, 2:]
         # Sums of products instead of a matmul: with TF32 enabled, a matmul would deflect rays by a tenth of a pixel.
         directions = torch.addcmul(forward, right, offset[:, :1]).addcmul_(up, offset[:, 1:2], value=-1.0)
-        return F.normalize(directions, dim=-1)
+        return poses[:, :3, 3].contiguous(), F.normalize(directions, dim=-1)
 
     def relative_solid_angles(self, camera_index: Tensor, y: Tensor) -> Tensor:
         """Returns the solid angles of panoramas' pixels in relation to those at the horizon, and 1 for other images.
@@ -319,8 +323,7 @@ class Cameras:
         device, (width, height) = self.c2w.device, self.size(camera)
         across = torch.arange(width, device=device, dtype=torch.float32)[columns].add_(0.5)
         down = torch.arange(height, device=device, dtype=torch.float32)[rows].add_(0.5)
-        y, x = torch.meshgrid(down, across, indexing="ij")
-        pixels = torch.stack((x, y), dim=-1).view(-1, 2)
+        pixels = torch.cartesian_prod(down, across).flip(-1)
         camera_index = torch.full((pixels.shape[0],), camera, dtype=torch.int64, device=device)
         return self.rays(camera_index, pixels, aabb)
 
@@ -351,9 +354,8 @@ class Cameras:
         index = torch.arange(len(self), device=self.c2w.device).repeat_interleave(len(border))
         # The lower edge belongs to the last row.
         rows = torch.minimum(pixels[..., 1].flatten(), (self.all_sizes()[index.cpu(), 1] - 1).to(pixels))
-        poses = self.row_poses(index, rows.floor() + 0.5)
-        directions = self._directions(index, pixels.flatten(0, 1), poses).view(pixels.shape[0], -1, 3)
-        return poses[:, :3, 3].view_as(directions), directions
+        origins, directions = self._cast(index, pixels.flatten(0, 1), rows)
+        return origins.view(len(self), -1, 3), directions.view(len(self), -1, 3)
 
     def viewing_poses(self) -> Tensor:
         """Returns poses (M, 4, 4) whose optical axes say where cameras look; see :func:`viewing_poses`."""
@@ -392,8 +394,7 @@ class Cameras:
         moves = torch.tensor([[0.5, 0.0], [-0.5, 0.0], [0.0, 0.5], [0.0, -0.5]], device=device)
         pixels = (points[:, :, None] + moves).view(-1, 2)
         camera_index = torch.arange(len(self), device=device).repeat_interleave(len(along) ** 2 * len(moves))
-        poses = self.row_poses(camera_index, pixels[:, 1].floor() + 0.5)
-        directions = self._directions(camera_index, pixels, poses).view(*points.shape[:2], len(moves), 3)
+        directions = self._cast(camera_index, pixels, pixels[:, 1])[1].view(*points.shape[:2], len(moves), 3)
         across, down = directions[:, :, 0] - directions[:, :, 1], directions[:, :, 2] - directions[:, :, 3]
         # Singular values of the map from pixels to directions, computed from the product with its transpose.
         mean = 0.5 * (across.square().sum(-1) + down.square().sum(-1))
@@ -432,3 +433,78 @@ def _size_fields(sizes: Tensor) -> dict[str, Any]:
 def scaled_rolling(rolling: Tensor | None, factor: float | Tensor) -> Tensor | None:
     """Returns :attr:`Cameras.rolling` for images with ``factor`` times as many rows, a number or (N, 1)."""
     return None if rolling is None else torch.cat((rolling[:, :6] / factor, rolling[:, 6:] * factor), dim=1)
+
+
+def pixels_of_rays(cameras: Cameras, index: int, rays: Tensor) -> Tensor:
+    """Returns the pixels that rays of one camera pass through, as if all rows of its image had its pose.
+
+    Rays (..., 3) point right, down and forward in the camera's frame and have any length. The result is (..., 2) int64,
+    column and row, which may be outside the image, and negative for rays that it cannot show.
+    """
+    intrinsics = cameras.intrinsics[index]
+    if cameras.lens is None:
+        points, in_image = rays[..., :2] / rays[..., 2:], rays[..., 2] > 0
+    else:
+        flat = rays.reshape(-1, 3)
+        points = cameras.lens.points_of(flat, index)
+        back = cameras.lens.rays_through(points, torch.full_like(points[:, 0], index, dtype=torch.int64))
+        error = (F.normalize(back, dim=-1) - F.normalize(flat, dim=-1)).norm(dim=-1)
+        # The comparison is written so that it is False for NaN, i.e. points that overflowed are not shown.
+        points, in_image = points.view(*rays.shape[:-1], 2), (error <= _SAME_RAY).view(rays.shape[:-1])
+    pixels = points * intrinsics[:2] + intrinsics[2:]
+    if cameras.spheres:
+        # A partial panorama may continue across the seam at pi.
+        column = pixels[..., 0].remainder(2 * math.pi * intrinsics[0])
+        pixels = torch.where(cameras.is_sphere[index], torch.stack((column, pixels[..., 1]), dim=-1), pixels)
+    pixels = pixels.floor()
+    return torch.where(in_image[..., None], pixels, -1.0).long()
+
+
+def views_of_points(cameras: Cameras, points: Tensor, near: float = 0.0) -> Tensor:
+    """Counts the cameras (M,) int64 in whose images points (M, 3) lie, except those up to a distance ``near``.
+
+    Occlusion and the motion of rolling shutters are disregarded.
+    """
+    count = torch.zeros(len(points), dtype=torch.int64, device=points.device)
+    for rays, in_image in _seen(cameras, points):
+        count += in_image & (rays.norm(dim=-1) > near)
+    return count
+
+
+def sees_box(cameras: Cameras, aabb: Tensor) -> Tensor:
+    """Returns which cameras (N,) bool have a point of a lattice over a box (2, 3), world units, in their images."""
+    along = torch.linspace(0, 1, _BOX_LATTICE, device=aabb.device)
+    points = aabb[0] + torch.cartesian_prod(along, along, along) * (aabb[1] - aabb[0])
+    return torch.stack([in_image.any() for _, in_image in _seen(cameras, points)])
+
+
+def fraction_through_box(cameras: Cameras, aabb: Tensor) -> float:
+    """Returns the fraction of rays that cross a box (2, 3), if pixels are drawn as in training, from a lattice.
+
+    Pixels of panoramas are weighted by their solid angle.
+    """
+    steps = (torch.arange(_PIXELS_ACROSS, device=aabb.device) + 0.5) / _PIXELS_ACROSS
+    sizes = cameras.all_sizes().to(aabb.device)
+    points = (torch.cartesian_prod(steps, steps) * sizes[:, None]).view(-1, 2)
+    index = torch.arange(len(cameras), device=aabb.device).repeat_interleave(_PIXELS_ACROSS**2)
+    rays = cameras.rays(index, points, aabb)
+    weights = cameras.relative_solid_angles(index, points[:, 1]) * sizes.prod(dim=1)[index]
+    return float(((rays.far > rays.near) * weights).sum() / weights.sum())
+
+
+def _seen(cameras: Cameras, points: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields, for each camera, its rays (M, 3) to points (M, 3), in its frame, and which of these its image shows."""
+    sizes = cameras.all_sizes().to(points.device)
+    to_ray = torch.tensor([1.0, -1.0, -1.0], device=points.device)  # from OpenGL's axes
+    for index, c2w in enumerate(cameras.c2w):
+        rays = ((points - c2w[:3, 3]) @ c2w[:3, :3]) * to_ray
+        pixels = pixels_of_rays(cameras, index, rays)
+        yield rays, ((pixels >= 0) & (pixels < sizes[index])).all(dim=-1)
+
+
+def distance_to_nearest(cameras: Cameras, points: Tensor) -> Tensor:
+    """Returns the distances (M,) of points (M, 3) from their nearest camera, world units."""
+    nearest = torch.full((len(points),), torch.inf, device=points.device)
+    for origin in cameras.c2w[:, :3, 3]:
+        nearest = torch.minimum(nearest, (points - origin).norm(dim=-1))
+    return nearest

@@ -118,13 +118,13 @@ class Lens:
             raise ValueError("Lens.coefficients must have values, which the constructor reads, got a tensor on meta")
         count, columns = coefficients.shape
         several = isinstance(model, Sequence) and not isinstance(model, str)
+        for each in model if several else [model]:
+            check_choice("Lens.model", each, LENS_TERMS)
         models = list(model) if several else [model] * count
         if len(models) != count:
             raise ValueError(
                 f"Lens.model must be one model, or one for each of {count} rows of coefficients, got {len(models)}"
             )
-        for each in models if several else [model]:
-            check_choice("Lens.model", each, tuple(LENS_TERMS))
         if columns > len(_OPENCV):
             raise ValueError(f"Lens.coefficients must have at most {len(_OPENCV)} columns, got {columns}")
         (coefficients,) = hold_constant("Lens", coefficients=coefficients)
@@ -202,13 +202,6 @@ def join_lenses(lenses: Sequence[Lens | None]) -> Lens | None:
     each = [pinhole if lens is None else lens for lens in lenses]
     joined = _from_rows(torch.cat([lens.rows for lens in each]), any(lens.spheres for lens in each))
     return joined if bool(joined.rows[:, 0].any()) else None
-
-
-def lens_rows(lens: Lens | None, camera: int | None = None) -> Tensor | None:
-    """Returns the lenses of all cameras, or of one, in the form that ops that cast rays take."""
-    if lens is None:
-        return None
-    return lens.rows if camera is None else lens.rows[camera]
 
 
 def _from_rows(rows: Tensor, spheres: bool) -> Lens:

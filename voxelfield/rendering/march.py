@@ -1,20 +1,24 @@
-"""Samples along rays: placement in occupied space, and selection of the visible ones."""
+"""Samples along rays: placement in occupied space, selection of the visible ones, and the cells that contain these."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from voxelfield import ops
 from voxelfield.fields.field import Field, density_at_samples, warp_of
 from voxelfield.foundation.checks import check_not_negative, check_step
+from voxelfield.grids.boxes import flat_indices
 from voxelfield.ops._internal.march_pieces import march_through
 from voxelfield.ops._internal.march_visible import march_visible
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.selection import MIN_WEIGHT
+from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
 from voxelfield.warps.warp import Warp, nested_box_args
@@ -26,6 +30,9 @@ _ROWS_PER_POSITION = 32
 
 # In the first steps of training, fog fills space and about half this many samples of a ray are visible; later, a few.
 MAX_VISIBLE_PER_RAY = 256
+
+# Largest number of cells along each axis to which the occupied cells are subdivided.
+_MAX_CELLS_PER_AXIS = 256
 
 
 @dataclass(frozen=True)
@@ -161,39 +168,34 @@ def visible_samples(
         is not known.
     """
     warp = warp_of(field)
-    if settings.min_weight <= 0 and capacity is None:
-        packed = march(rays, occupancy, settings.step, jitter, warp=warp)
-        return packed, packed.ray_offsets[-1]
-    if (density := field.pyramid_density()) is not None:
+    wants_all = settings.min_weight <= 0 and capacity is None
+    if not wants_all and (density := field.pyramid_density()) is not None:
         packed = march_visible(
             *_mapped(rays, warp),
             occupancy.empty_distance if rays.origins.is_cuda else occupancy.bits,
             occupancy.aabb,
-            density.levels,
-            density.aabb,
-            density.weights,
             step=settings.step,
-            density_initial=density.initial,
             offset=rays.random() if jitter else None,
             min_transmittance=settings.min_transmittance,
             min_weight=settings.min_weight,
             max_samples_per_ray=MAX_VISIBLE_PER_RAY,
             capacity=None if capacity is None else capacity.visible,
             boxes=nested_box_args(warp),
-            blocks=density.blocks,
+            **vars(density),
         )
         return packed, None
+    room = None if capacity is None else capacity.candidates
+    candidates = march(rays, occupancy, settings.step, jitter, room, warp)
+    count = candidates.ray_offsets[-1]
     if capacity is None:
-        candidates = march(rays, occupancy, settings.step, jitter, warp=warp)
-        return select(field, candidates, settings, rays=rays), candidates.ray_offsets[-1]
-    candidates = march(rays, occupancy, settings.step, jitter, capacity.candidates, warp)
+        return (candidates if wants_all else select(field, candidates, settings, rays=rays)), count
     if not field.skips_nan:
         candidates = _without_nan(candidates, occupancy.aabb)
     packed = select(field, candidates, settings, capacity.visible, rays=rays)
     if not field.skips_nan:
         packed = _without_nan(packed, occupancy.aabb)
     rays_kept = torch.minimum(candidates.rays_kept, packed.rays_kept)
-    return packed._replace(rays_kept=rays_kept), candidates.ray_offsets[-1]
+    return packed._replace(rays_kept=rays_kept), count
 
 
 @torch.no_grad()
@@ -211,3 +213,109 @@ def _without_nan(samples: ops.PackedSamples, aabb: Tensor) -> ops.PackedSamples:
     inside = torch.lerp(aabb[0], aabb[1], random)
     spread = inside[:, None].expand(-1, _ROWS_PER_POSITION, -1).reshape(-1, 3)[:rows]
     return samples._replace(positions=torch.where(positions.isnan(), spread, positions))
+
+
+def ray_spacing(field: Field, aabb: Tensor, cameras: Cameras, *, farthest: bool = False) -> float:
+    """Returns the largest distance between the rays of neighbouring pixels in a box; synchronises with the device.
+
+    The box (2, 3) and the result are in the coordinates of the field's samples. Without a warp, the distance is
+    measured in the middle of the box, or in the corner that is ``farthest`` from a camera.
+    """
+    # The largest angle between the rays of neighbouring pixels of each camera, radians.
+    flat = cameras.lens is None and cameras.rolling is None
+    angles = 1 / cameras.intrinsics[:, :2].amin(dim=-1) if flat else cameras.pixel_angles()[:, 1]
+    origins, angles = cameras.c2w[:, :3, 3].to(aabb.device), angles.to(aabb.device)
+    warp = warp_of(field)
+    if warp is not None:
+        return warp.ray_spacing(origins, angles)
+    distances = (origins - aabb.mean(dim=0)).norm(dim=-1)
+    if farthest:
+        distances = distances + (aabb[1] - aabb[0]).norm() / 2
+    return float((distances * angles).max().clamp_min(torch.finfo(torch.float32).tiny))
+
+
+def pixel_stride(field: Field, occupancy: OccupancyGrid, cameras: Cameras, across: int) -> int:
+    """Returns the largest stride between pixels with which ``across`` rays still cross each cell side by side.
+
+    That holds wherever the cell is in the box and however it is turned. The stride is at least 1, with which pixels may
+    be too far apart for so many rays. Synchronises with the device.
+    """
+    fits = _rays_across_cells(occupancy, ray_spacing(field, occupancy.aabb, cameras, farthest=True))
+    return max(1, int(min(fits) / across))
+
+
+def _rays_across_cells(occupancy: OccupancyGrid, spacing: float) -> list[float]:
+    """Returns how many rays of a spacing cross a cell side by side, at least, along x, y and z."""
+    sizes = (occupancy.aabb[1] - occupancy.aabb[0]).tolist()
+    # A square with a side of one pixel diagonal contains the centre of a pixel in any orientation.
+    return [
+        size / cells / (math.sqrt(2) * spacing) for size, cells in zip(sizes, occupancy.occupied.shape, strict=True)
+    ]
+
+
+@torch.no_grad()
+def visible_cells(
+    field: Field,
+    occupancy: OccupancyGrid,
+    settings: RenderSettings,
+    cameras: Cameras,
+    *,
+    spacing: float | None = None,
+    every: int = 1,
+    chunk: int = 1 << 17,
+) -> Tensor:
+    """Marks the occupied cells, or parts of them, in which a pixel of some camera has a visible sample.
+
+    Cells are split into parts as small as the spacing of the pixels allows: the rays through the centres of pixels must
+    not miss a part that is visible between them. Where pixels are wider than cells, cells up to two pixels from such a
+    sample are marked as well.
+
+    One ray is cast through the centre of each pixel, or as :meth:`Cameras.image_chunks` says for ``every`` and
+    ``chunk``. If these are only some of the cameras, ``spacing`` is the :func:`ray_spacing` of all. The result, (X, Y,
+    Z) bool, subdivides the occupancy's box: its numbers of cells are multiples of the occupancy's.
+    """
+    seen = occupancy.occupied
+    if len(cameras) == 0:
+        return torch.zeros_like(seen)
+    if spacing is None:
+        spacing = ray_spacing(field, occupancy.aabb, cameras)
+    fits = _rays_across_cells(occupancy, spacing)
+    for axis, fit in enumerate(fits):
+        seen = seen.repeat_interleave(int(max(1, min(fit, _MAX_CELLS_PER_AXIS // seen.shape[axis]))), axis)
+    counts = count_visible_samples(field, occupancy, settings, cameras, seen.shape, every=every, chunk=chunk)
+    shown = (counts > 0)[None].float()
+    if min(fits) < 1:
+        # The visible part of a cell may be narrower than a pixel and missed, while the rays beside it are not.
+        for axis, (fit, cells) in enumerate(zip(fits, seen.shape, strict=True)):
+            reach = [0, 0, 0]
+            reach[axis] = min(2 * math.ceil(1 / fit) - 1, cells)
+            shown = F.max_pool3d(shown, [2 * each + 1 for each in reach], stride=1, padding=reach)
+    return seen & (shown[0] > 0)
+
+
+@torch.no_grad()
+def count_visible_samples(
+    field: Field,
+    occupancy: OccupancyGrid,
+    settings: RenderSettings,
+    cameras: Cameras,
+    shape: Sequence[int],
+    *,
+    every: int = 1,
+    chunk: int = 1 << 17,
+) -> Tensor:
+    """Counts the visible samples of the cameras' pixels in each of ``shape`` cells of the occupancy's box.
+
+    The other arguments are as for :func:`visible_cells`; the result is (X, Y, Z) int32, on the field's device.
+    """
+    aabb, device = occupancy.aabb, occupancy.aabb.device
+    cameras = cameras.to(device)
+    counts = torch.zeros(tuple(shape), dtype=torch.int32, device=device)
+    cells = torch.tensor(list(shape), device=device)
+    for camera in range(len(cameras)):
+        for rays in cameras.image_chunks(camera, field.aabb, chunk, every):
+            positions = visible_samples(field, rays, occupancy, settings)[0].positions
+            index = ((positions - aabb[0]) / (aabb[1] - aabb[0]) * cells).long()
+            flat = flat_indices(index.clamp(cells.new_zeros(3), cells - 1), shape)
+            counts.view(-1).scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
+    return counts

@@ -15,11 +15,10 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from voxelfield import ops
-from voxelfield.fields.field import Field, warp_of
+from voxelfield.fields.field import Field, warped_points
 from voxelfield.foundation.autograd import traces_ops
 from voxelfield.foundation.checks import check_at_least_one, check_field, check_fraction, check_result, check_tensor
-from voxelfield.foundation.errors import shown
-from voxelfield.grids.boxes import box_tensor, cell_indices, parse_box
+from voxelfield.grids.boxes import box_tensor, cell_indices, flat_indices, parse_box, parse_resolution
 from voxelfield.ops._internal.empty_distance import empty_distance
 
 # Fraction of the threshold below which cells are empty even in a thin mist.
@@ -44,6 +43,7 @@ class OccupancyGrid(nn.Module):
         aabb: Buffer (2, 3) float32.
 
     Raises:
+        TypeError: A number of cells is not integer.
         ValueError: A number of cells is below 1, or ``aabb`` is not a box.
     """
 
@@ -54,12 +54,7 @@ class OccupancyGrid(nn.Module):
 
     def __init__(self, resolution: int | Sequence[int], aabb: Tensor | Sequence[Sequence[float]]) -> None:
         super().__init__()
-        shape = (resolution,) * 3 if isinstance(resolution, int) else resolution
-        three = isinstance(shape, Sequence) and len(shape) == 3 and all(isinstance(size, int) for size in shape)
-        if not (three and all(1 <= size < 1 << 31 for size in shape)):
-            raise ValueError(
-                f"resolution must be one or three numbers of cells, each at least 1, got {shown(resolution)}"
-            )
+        shape = parse_resolution(resolution)
         self._initial_box = parse_box(aabb)
         self.register_buffer("occupied", torch.empty(shape, dtype=torch.bool))
         self.register_buffer("allowed", torch.empty(shape, dtype=torch.bool))
@@ -221,8 +216,7 @@ class OccupancyGrid(nn.Module):
             points = self.aabb[0] + (part + torch.rand(part.shape, device=part.device)) * size
             seen = density(points)
             check_result("density(points)", seen, (points.shape[0],), points)
-            _, y, z = self.occupied.shape
-            index = (part[:, 0] * y + part[:, 1]) * z + part[:, 2]
+            index = flat_indices(part, self.occupied.shape)
             if cells is None:
                 highest[index] = torch.maximum(highest[index], seen.float())
             else:  # a cell may have been drawn more than once
@@ -372,8 +366,7 @@ def _check_thresholds(threshold: float, share_of_mean: float | None) -> None:
 
 def occupied_points(field: Field, occupancy: OccupancyGrid, points: Tensor) -> Tensor:
     """Returns which world positions (M, 3) lie in occupied cells of the field's warp, (M,) bool; False outside."""
-    warp = warp_of(field)
-    return occupancy.contains(points if warp is None else warp.from_world(points)[0])
+    return occupancy.contains(warped_points(field, points))
 
 
 def occupied_density(field: Field, occupancy: OccupancyGrid, points: Tensor) -> Tensor:

@@ -74,11 +74,8 @@ def turbo(values: torch.Tensor) -> torch.Tensor:
     Uses the degree-5 polynomial fit of A. Mikhailov and R. Du to Mikhailov's table ("Turbo, An Improved Rainbow
     Colormap for Visualization", Google AI Blog, 2019; coefficients Apache-2.0). Other values are clamped.
     """
-    values = values.clamp(0, 1)
-    channels = []
-    for coefficients in _TURBO:
-        channel = torch.zeros_like(values)
-        for coefficient in reversed(coefficients):
-            channel = channel * values + coefficient
-        channels.append(channel)
-    return torch.stack(channels, dim=-1).clamp(0, 1)
+    values = values.clamp(0, 1)[..., None]
+    colors = torch.zeros_like(values)
+    for coefficients in values.new_tensor(_TURBO).unbind(dim=1)[::-1]:
+        colors = colors * values + coefficients
+    return colors.clamp(0, 1)

@@ -147,18 +147,10 @@ def render(
 def shaded(
     field: Field, composite: ops.Composite, emitted: Tensor, samples: ops.PackedSamples, directions: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns the colours of rays and of their samples, after deferred shading if the field asks for it.
+    """Returns the colours of rays (R, 3) and of their samples (M, 3), after deferred shading if the field asks for it.
 
-    Args:
-        field: The field.
-        composite: The samples, composited.
-        emitted: (M, C) the second result of :meth:`Field.sample`: colours, or features for ``shade``.
-        samples: The M samples.
-        directions: (R, 3) the rays' directions.
-
-    Returns:
-        (R, 3) emitted colours of the rays, without background, and (M, 3) colours of the samples, whose weighted sum
-        along a ray is the former; differentiable. A ray without samples is black.
+    A ray's colour, without background, is the weighted sum of its samples'. ``emitted`` is the second result of
+    :meth:`Field.sample`, (M, C): colours, or features for ``shade``, and ``composite`` what became of it.
     """
     if field.shade is None:
         return composite.rgb, emitted

@@ -81,11 +81,8 @@ def comparison_panel(view: View, truth: Tensor) -> Tensor:
 def depth_colors(depth: Tensor, opacity: Tensor, near_far: tuple[float, float] | None = None) -> Tensor:
     """Maps inverse depth to Turbo colours from blue (near) to red (far), and to white where opacity is at most 0.5.
 
-    Args:
-        depth: (H, W) float32, world units.
-        opacity: (H, W) in [0, 1], same device.
-        near_far: Depths of the first and last colour, positive and in increasing order. None uses the 1st and 99th
-            percentile over the pixels with opacity above 0.5.
+    The depths of the first and last colour, ``near_far``, are positive and in increasing order. They are by default the
+    1st and 99th percentile over the pixels with opacity above 0.5.
     """
     filled = (opacity > 0.5) & depth.isfinite()
     near, far = _range(depth[filled]) if near_far is None else near_far

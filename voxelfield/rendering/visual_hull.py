@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.foundation.checks import check_tensor
-from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.projection import pixels_of_rays
+from voxelfield.rendering.cameras import Cameras, pixels_of_rays
 
 # Largest angle above or below the horizon, radians, at which panoramas carve. Near their poles, a cell is as wide as
 # the image.
@@ -45,13 +44,11 @@ def visual_hull(alpha: Tensor, cameras: Cameras, aabb: Tensor, resolution: tuple
         low + (torch.arange(cells, device=aabb.device) + 0.5) * ((high - low) / cells)
         for low, high, cells in zip(*aabb, resolution, strict=True)
     ]
-    reaches = _reaches(cameras.to("cpu"), aabb.cpu(), resolution)
-    sizes = cameras.all_sizes().tolist()
-    opaque_throughout = [bool(image[:h, :w].all()) for image, (w, h) in zip(alpha, sizes, strict=True)]
     allowed = torch.ones(resolution, dtype=torch.bool, device=aabb.device)
-    for index, reach in enumerate(reaches):
+    for index, reach in enumerate(_reaches(cameras.to("cpu"), aabb.cpu(), resolution)):
         width, height = cameras.size(index)
-        if opaque_throughout[index] or 2 * reach >= min(width, height):
+        image = alpha[index, :height, :width]
+        if 2 * reach >= min(width, height) or bool(image.all()):
             continue
         column, row = _project(cameras, index, axes)
         inside = (column >= reach) & (column < width - reach)
@@ -59,17 +56,14 @@ def visual_hull(alpha: Tensor, cameras: Cameras, aabb: Tensor, resolution: tuple
         if cameras.spheres:
             _, fy, _, cy = cameras.intrinsics[index]
             inside &= ((row - cy).abs() < _STEEPEST * fy - 1) | ~cameras.is_sphere[index]
-        opaque = _dilate((alpha[index, :height, :width] > 0).to(aabb.device), reach)
+        opaque = _dilate((image > 0).to(aabb.device), reach)
         seen = opaque[row.clamp_(0, height - 1), column.clamp_(0, width - 1)]
         allowed &= seen | ~inside
     return allowed
 
 
 def _project(cameras: Cameras, index: int, axes: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Returns the columns and rows, int64 (X, Y, Z), of the pixels in which the points of a lattice appear.
-
-    A column is negative for a point outside the image of a lens.
-    """
+    """Returns columns and rows, int64 (X, Y, Z), of a lattice's points; a column outside a lens's image is negative."""
     right, up, backward, origin = cameras.c2w[index, :3].unbind(-1)
     fx, fy, cx, cy = cameras.intrinsics[index]
 
@@ -109,10 +103,7 @@ def _reaches(cameras: Cameras, aabb: Tensor, resolution: tuple[int, int, int]) -
 
 
 def _angular_reaches(cameras: Cameras, centres: Tensor, radius: float) -> list[int]:
-    """Computes the same for lenses: balls with centres in a box ``centres`` (2, 3), measured by their angular size.
-
-    The motion of a rolling shutter counts as if the balls were larger.
-    """
+    """Computes the same for lenses: the angular sizes of balls, enlarged by the motion of a rolling shutter."""
     origins, motion = cameras.c2w[:, :3, 3], cameras.largest_motion()
     nearest = (origins - origins.maximum(centres[0]).minimum(centres[1])).norm(dim=-1)
     angles = replace(cameras, rolling=None).pixel_angles()[:, 0]

@@ -1,9 +1,11 @@
-"""The page of a report: prepares the values for its template, and writes it."""
+"""The page of a report: prepares the values and the charts for its template, and writes it."""
 
 from __future__ import annotations
 
+import io
+import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,7 @@ import yaml
 from voxelfield.files import atomic_write
 from voxelfield.media.html import page_template
 from voxelfield.rendering.view_pictures import ERROR_MAXIMUM
-from voxelfield.report import charts
 from voxelfield.report.advice import advise
-from voxelfield.report.charts import Chart
 from voxelfield.report.record import Curve, RunRecord
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.run_directory import REPORT
@@ -22,6 +22,13 @@ from voxelfield.settings import RunConfig
 
 OPEN_VIEWS = 12
 """Number of worst views shown initially; the others can be unfolded."""
+
+# Legible on white and on black, because the page follows the reader's light or dark mode.
+COLORS = ("#2f7fd6", "#e0602a", "#1f9d70", "#a550c0", "#b08510", "#d0416f", "#3a97a6", "#808894")
+"""Colours of the curves of a chart, in their order, which limit their number."""
+
+_GREY = "#8a919a"
+_SIZE = (400, 230)  # points
 
 _MEASURES = {
     "psnr": ("PSNR", "{:.2f}", "dB"),
@@ -78,7 +85,7 @@ def make_page(record: RunRecord) -> str:
         findings=advise(record),
         logged=record.logged,
         charts=_curves(record),
-        colors=charts.COLORS,
+        colors=COLORS,
         views=_views(record),
         open_views=OPEN_VIEWS,
         error_maximum=ERROR_MAXIMUM,
@@ -122,15 +129,83 @@ def _curves(record: RunRecord) -> list[Chart]:
     memory = {"allocated": record.curve("gpu/allocated_GiB"), "peak": record.curve("gpu/peak_GiB")}
     rays, samples = record.curve("train/rays_per_second"), record.curve("train/samples_per_ray")
     wanted = (
-        charts.line_chart("PSNR", "dB", psnr),
-        charts.line_chart("Loss terms, weighted", "", family("loss/"), logarithmic=True),
-        charts.line_chart("Rays per second", "", {"rays per second": rays}, from_zero=True),
-        charts.line_chart("Learning rates", "", family("lr/"), logarithmic=True),
-        charts.line_chart("Samples per ray", "", {"samples per ray": samples}, from_zero=True),
-        charts.line_chart("Occupied cells", "%", {"occupied": occupied}, from_zero=True),
-        charts.line_chart("GPU memory", "GiB", memory, from_zero=True),
+        line_chart("PSNR", "dB", psnr),
+        line_chart("Loss terms, weighted", "", family("loss/"), logarithmic=True),
+        line_chart("Rays per second", "", {"rays per second": rays}, from_zero=True),
+        line_chart("Learning rates", "", family("lr/"), logarithmic=True),
+        line_chart("Samples per ray", "", {"samples per ray": samples}, from_zero=True),
+        line_chart("Occupied cells", "%", {"occupied": occupied}, from_zero=True),
+        line_chart("GPU memory", "GiB", memory, from_zero=True),
     )
     return [chart for chart in wanted if chart is not None]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart: an SVG file, the unit of its values, and a summary in words for screen readers.
+
+    The legend has the name and the last value of each curve, in words, in the order of :data:`COLORS`.
+    """
+
+    title: str
+    unit: str
+    svg: bytes
+    legend: tuple[tuple[str, str], ...]
+    summary: str
+
+
+def line_chart(
+    title: str, unit: str, curves: Mapping[str, Curve], *, logarithmic: bool = False, from_zero: bool = False
+) -> Chart | None:
+    """Draws curves over steps, as many as there are :data:`COLORS`; returns None if there is nothing to draw.
+
+    A logarithmic axis leaves out values that are not positive. ``from_zero`` suits amounts.
+    """
+    drawable: dict[str, Curve] = {}
+    for name, curve in curves.items():
+        points = tuple(
+            (step, value) for step, value in curve if math.isfinite(value) and (value > 0 or not logarithmic)
+        )
+        if points and len(drawable) < len(COLORS):
+            drawable[name] = points
+    if not drawable:
+        return None
+    # Imported here, because it takes long and few programs write reports.
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
+
+    settings: Any = {"axes.autolimit_mode": "round_numbers", "axes.xmargin": 0, "axes.ymargin": 0}
+    settings |= dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _GREY)
+    settings |= {"font.size": 11.5, "svg.fonttype": "none", "svg.hashsalt": title}
+    file, last_step = io.BytesIO(), max(curve[-1][0] for curve in drawable.values())
+    with rc_context(settings):
+        figure = Figure(figsize=(_SIZE[0] / 72, _SIZE[1] / 72))
+        axes = figure.add_axes((0.13, 0.17, 0.84, 0.77), axisbelow=True)
+        axes.set_yscale("log" if logarithmic else "linear")
+        for color, curve in zip(COLORS, drawable.values(), strict=False):
+            axes.plot(*zip(*curve, strict=True), color=color, linewidth=2, clip_on=False)
+        axes.set(xlim=(0, max(last_step, 1)), ylim=(0 if from_zero else None, None))
+        axes.set_xlabel("steps", loc="right")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda value, _: short(value))
+            axis.set_minor_formatter(NullFormatter())
+        axes.tick_params(which="both", length=0, pad=6)
+        axes.grid(axis="y", color=_GREY, alpha=0.25)
+        axes.spines[["left", "right", "top"]].set_visible(False)
+        axes.spines["bottom"].set_color(_GREY)
+        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+    legend = tuple((name, f"{short(curve[-1][1])} {unit}".strip()) for name, curve in drawable.items())
+    summary = f"{title} over {last_step} steps: {'; '.join(f'{name} ends at {last}' for name, last in legend)}."
+    return Chart(title, unit, file.getvalue(), legend, summary)
+
+
+def short(value: float) -> str:
+    """Writes 3120000 as 3.12M and 0.00002 as 2e-05."""
+    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g}{letter}"
+    return "0" if abs(value) < 1e-12 else f"{value:.3g}"
 
 
 def _views(record: RunRecord) -> list[dict[str, Any]]:

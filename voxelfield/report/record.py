@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -21,9 +22,6 @@ from voxelfield.settings import RunConfig
 Curve: TypeAlias = tuple[tuple[int, float], ...]
 """Steps, rising, with a value each."""
 
-History: TypeAlias = Mapping[str, Curve]
-"""Curves by tag, such as ``train/psnr``."""
-
 _LOGGED = re.compile(r"^\[[^]]*\]\[[^]]*\]\[(?:WARNING|ERROR|CRITICAL)\] - (.*)$", re.MULTILINE)
 
 
@@ -31,14 +29,15 @@ _LOGGED = re.compile(r"^\[[^]]*\]\[[^]]*\]\[(?:WARNING|ERROR|CRITICAL)\] - (.*)$
 class RunRecord:
     """A finished run, as its report shows it: its ``metrics.json``, its settings and what else its directory has.
 
-    Pictures are by the names of views, of which some may have none. Commands are purposes with the shell commands that
-    serve them, ``logged`` are the warnings in the run's log, and ``finished`` says when it finished, if that is known.
+    Pictures are by the names of views, of which some may have none, and curves by tags such as ``train/psnr``. Commands
+    are purposes with the shell commands that serve them, ``logged`` are the warnings in the run's log, and ``finished``
+    says when it finished, if that is known.
     """
 
     metrics: Mapping[str, Any]
     config: RunConfig
     pictures: Mapping[str, ViewPictures] = field(default_factory=dict)
-    history: History = field(default_factory=dict)
+    history: Mapping[str, Curve] = field(default_factory=dict)
     commands: tuple[tuple[str, str], ...] = ()
     logged: tuple[str, ...] = ()
     finished: str = ""
@@ -62,10 +61,10 @@ class RunRecord:
         """Returns the curve of a tag; empty if nothing was recorded under it."""
         return self.history.get(tag, ())
 
-    def last(self, tag: str) -> float | None:
-        """Returns the last value that was recorded under a tag, or None."""
+    def last(self, tag: str) -> float:
+        """Returns the last value that was recorded under a tag; NaN if nothing was."""
         curve = self.curve(tag)
-        return curve[-1][1] if curve else None
+        return curve[-1][1] if curve else math.nan
 
 
 def read_history(directory: Path) -> dict[str, Curve]:

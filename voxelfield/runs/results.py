@@ -1,14 +1,15 @@
-"""The end of a run: evaluates the trained field, and writes all results."""
+"""The end of a run: evaluates the trained field, and writes all results, or finds them all in its directory."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,32 @@ import torch
 import voxelfield
 from voxelfield import processes
 from voxelfield.components.refinement import write_cameras
+from voxelfield.components.registry import active
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.devices import peak_bytes
 from voxelfield.evaluation.evaluation import Evaluation, picture_name, save_images, write_metrics, write_table
 from voxelfield.installed import MissingPackageError
-from voxelfield.media.png import PngWriter
+from voxelfield.media.png import BackgroundWriter
 from voxelfield.media.video import write_video
+from voxelfield.messages import clipped
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.paths import path_named
+from voxelfield.report.page import write_report
 from voxelfield.report.thumbnails import Thumbnails
-from voxelfield.run_directory import CAMERAS_FILE, METRICS, MODEL_FILE, PER_VIEW, REPORT, VIDEO, RunDirectoryLock
+from voxelfield.run_directory import (
+    CAMERAS_FILE,
+    METRICS,
+    MODEL_FILE,
+    PER_VIEW,
+    REPORT,
+    VIDEO,
+    RunDirectoryLock,
+    read_metrics,
+)
 from voxelfield.settings import RunConfig
 from voxelfield.trained.model_file import save_model
 from voxelfield.trained.trained_model import TrainedModel
-from voxelfield.training.checkpoints import recorded_settings
+from voxelfield.training.checkpoints import changed_settings, recorded_settings
 from voxelfield.training.session import Session
 
 logger = logging.getLogger(__name__)
@@ -39,6 +52,44 @@ logger = logging.getLogger(__name__)
 # Bytes of rendered views that may wait on their device for compression, which on a CPU takes several times as long as
 # their evaluation on a GPU. 200 views of 800 x 800 pixels take 384 MB.
 _PICTURE_ROOM = 1 << 29
+
+
+def finished_metrics(directory: Path, settings: RunConfig) -> dict[str, Any] | None:
+    """Returns the metrics of a run that has done everything configured, or None if something is missing.
+
+    Raises:
+        ValueError: The finished run in the directory has other settings; the message names the first.
+    """
+    try:
+        metrics = read_metrics(directory)
+    except (OSError, ValueError):
+        return None
+    if metrics["steps"] < settings.trainer.steps or not math.isfinite(metrics["psnr"]):
+        return None
+    saved = metrics["settings"]
+    for key, (before, now) in changed_settings(saved, settings).items():
+        raise ValueError(
+            f"{key} must be that of the finished run in {directory}, {clipped(repr(before))}, for resume=auto, got "
+            f"{clipped(repr(now))}: choose another hydra.run.dir, or leave resume out to train anew there"
+        )
+    if changed_settings(saved, settings, evaluation=True):
+        return None  # the run was evaluated in another way
+    return metrics if all((directory / name).is_file() for name in _files_of(metrics, settings)) else None
+
+
+def _files_of(metrics: Mapping[str, Any], settings: RunConfig) -> Iterator[str]:
+    """Yields the names of the files that a finished run has written."""
+    config = settings.trainer
+    yield PER_VIEW
+    yield from (name for each in active(settings) for name in each.results)
+    if config.model_file != "none":
+        yield MODEL_FILE
+    if config.evaluation.video_frames > 0:
+        yield VIDEO
+    if config.evaluation.report:
+        yield REPORT
+    if config.evaluation.save_images:
+        yield from (f"{metrics['split']}/{picture_name(view)}" for view in metrics["psnr_per_view"])
 
 
 class Timing:
@@ -65,78 +116,63 @@ def finish(
 ) -> dict[str, Any]:
     """Evaluates the test split; writes metrics, the model file, the video and the report, in this order.
 
-    The rendered views are written as images at the same time. If one result cannot be written, the others still are.
+    The rendered views are written as images at the same time. If one result cannot be written, the others still are,
+    and OSError is raised in the end.
 
     A collective call of all processes that train together. The views and the frames of the video are divided among
-    them. Each process writes the views that it has rendered; the first writes everything else.
-
-    Args:
-        session: The trained session.
-        settings: The settings of the run as configured, for ``metrics.json``.
-        run_directory: Folder for the results.
-        timing: Durations of the run's phases.
-        lock: The lock of that folder, in the process that has taken it.
+    them. Each process writes the views that it has rendered; the first, which has the directory's lock, writes
+    everything else.
 
     Returns:
-        The metrics.
-
-    Raises:
-        OSError: A result could not be written.
+        The content of ``metrics.json``, with the settings of the run as configured.
     """
-    cameras = evaluated_split(session.scene)[1].cameras
-    room = max(1, _PICTURE_ROOM // (3 * cameras.width * cameras.height))
-    # The compressing threads compete with the evaluating one for Python's interpreter lock, so there are few of them.
-    with PngWriter(max(1, (os.cpu_count() or 1) // 4), waiting=room) as images:
-        return _evaluate_and_write(session, settings, _Results(run_directory, lock), timing, images)
-
-
-def _evaluate_and_write(
-    session: Session, settings: RunConfig, results: _Results, timing: Timing, images: PngWriter
-) -> dict[str, Any]:
     trained, options = session.result(), session.config.trainer.evaluation
-    directory = results.directory
+    results = _Results(run_directory, lock)
     name, split = evaluated_split(session.scene)
     peak = peak_bytes(session.device) if session.device.type == "cuda" else None
     # Images of an earlier state of the field must not be mistaken for results of this run.
     if options.save_images and processes.is_first():
         with results.writing("removal of earlier images"):
             for view in split.names:
-                (directory / name / picture_name(view)).unlink(missing_ok=True)
+                (run_directory / name / picture_name(view)).unlink(missing_ok=True)
     processes.barrier()
     logger.info("evaluating views rendered by %s", trained.backend_for(split.cameras))
     thumbnails = Thumbnails(len(split) if options.views is None else min(options.views, len(split)))
-    save = save_images(directory / name, images)
+    room = max(1, _PICTURE_ROOM // (3 * split.cameras.width * split.cameras.height))
+    # The compressing threads compete with the evaluating one for Python's interpreter lock, so there are few of them.
+    with BackgroundWriter(max(1, (os.cpu_count() or 1) // 4), waiting=room) as images:
+        save = save_images(run_directory / name, images)
 
-    def on_view(*view: Any) -> None:
+        def on_view(*view: Any) -> None:
+            if options.report:
+                thumbnails.add(*view)
+            if options.save_images:
+                with contextlib.suppress(OSError):  # of an earlier image, which is reported when the writer is closed
+                    save(*view)
+
+        evaluation = trained.evaluate(split, views=options.views, on_view=on_view)
         if options.report:
-            thumbnails.add(*view)
-        if options.save_images:
-            with contextlib.suppress(OSError):  # of an earlier image, which is reported when the writer is closed
-                save(*view)
-
-    evaluation = trained.evaluate(split, views=options.views, on_view=on_view)
-    if options.report:
-        thumbnails.gather()
-    logger.info("%s over %d %s views", evaluation, len(evaluation.names), name)
-    metrics = _metrics(session, trained, name, split, evaluation)
-    if peak is not None:
-        metrics["peak_gpu_gib"] = peak / 2**30
-    timing.end("evaluate")
-    metrics |= {"settings": recorded_settings(settings), "seconds": timing.seconds}
-    train = session.scene.train
-    if trained.cameras is not None:
-        train = replace(train, cameras=trained.cameras.refined)
-    if processes.is_first():
-        _write_files(trained, train, metrics, evaluation, results)
-    if options.video_frames > 0:
-        scene = (trained.model.centre, trained.model.warp, trained.render)
-        _write_video(trained, path_named(None, train.cameras, options.video_frames, *scene), results)
-    for component in (session.model, *session.components):
-        with results.writing(component.name):
-            component.write_results(directory)
-    with results.writing(name):
-        images.close()
-    results.gather()
+            thumbnails.gather()
+        logger.info("%s over %d %s views", evaluation, len(evaluation.names), name)
+        metrics = _metrics(session, trained, name, split, evaluation)
+        if peak is not None:
+            metrics["peak_gpu_gib"] = peak / 2**30
+        timing.end("evaluate")
+        metrics |= {"settings": recorded_settings(settings), "seconds": timing.seconds}
+        train = session.scene.train
+        if trained.cameras is not None:
+            train = replace(train, cameras=trained.cameras.refined)
+        if processes.is_first():
+            _write_files(trained, train, metrics, evaluation, results)
+        if options.video_frames > 0:
+            scene = (trained.model.centre, trained.model.warp, trained.render)
+            _write_video(trained, path_named(None, train.cameras, options.video_frames, *scene), results)
+        for component in (session.model, *session.components):
+            with results.writing(component.name):
+                component.write_results(run_directory)
+        with results.writing(name):
+            images.close()
+        results.gather()
     unsaved: OSError | None = None
     try:
         session.wait()
@@ -149,11 +185,8 @@ def _evaluate_and_write(
     # The report reads the records, so they must be complete; nothing is recorded after this point.
     session.records.close()
     if options.report and processes.is_first():
-        # Imported here, because it is not needed before and takes a while.
-        from voxelfield.report.page import write_report
-
         with results.writing(REPORT):
-            logger.info("the report is in %s", write_report(directory, metrics, trained.config, thumbnails))
+            logger.info("the report is in %s", write_report(run_directory, metrics, trained.config, thumbnails))
     if unsaved is not None:
         raise unsaved
     results.check()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import importlib.util
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import yaml
@@ -24,8 +23,7 @@ from voxelfield.datasets.registry import FoundScene
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import check_pictures, evaluate_split
-from voxelfield.evaluation.lpips import check_lpips
-from voxelfield.evaluation.metrics import WINDOW
+from voxelfield.evaluation.metrics import WINDOW, check_lpips
 from voxelfield.files import IMAGE_SUFFIXES
 from voxelfield.interrupt import Interrupt, Interrupted
 from voxelfield.rendering.cameras import Cameras
@@ -42,26 +40,18 @@ from voxelfield.run_directory import (
     checkpoint_step,
     checkpoints,
 )
-from voxelfield.runs.finished import finished_metrics
-from voxelfield.runs.results import Timing, evaluated_split, finish
+from voxelfield.runs.results import Timing, evaluated_split, finish, finished_metrics
+from voxelfield.runs.watching import TrainingViewer
 from voxelfield.settings import LoggerConfig, RunConfig
 from voxelfield.settings.resolve import AutoTrainer, planned, resolve
-from voxelfield.settings.run import AUTO
-from voxelfield.trained.checkpoint_file import (
-    contents_of,
-    load_newest,
-    load_resolved,
-    resolve_checkpoint,
-)
+from voxelfield.settings.schema import AUTO
+from voxelfield.trained.checkpoint_file import contents_of, load_newest, load_resolved, resolve_checkpoint
 from voxelfield.training.checkpoints import check_complete, recorded_settings
 from voxelfield.training.execution import reproducible
 from voxelfield.training.logs import NullLogger, RunLogger, TensorBoardLogger
 from voxelfield.training.memory import explain_shortage
 from voxelfield.training.session import Session
 from voxelfield.warps.warp import Warp
-
-if TYPE_CHECKING:
-    from voxelfield.runs.watching import TrainingViewer
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +95,10 @@ def train_as_configured(
         interrupt = stack.enter_context(Interrupt())
         stack.enter_context(reproducible(settings.deterministic))
         load = functools.cache(functools.partial(_load, settings, root, found))
-        timing, viewer = Timing(), _viewer(settings.logger)
-        session: Session | None = None
+        if settings.logger.viewer and processes.count() > 1:
+            raise ValueError(f"logger.viewer must be false for {processes.count()} processes, got true")
+        viewer = TrainingViewer(settings.logger) if settings.logger.viewer else None
+        timing = Timing()
         try:
             with interrupt.at_once():
                 # The scene is loaded only once the settings are known to ask for a training, unless they depend on it.
@@ -120,6 +112,10 @@ def train_as_configured(
                         logger.warning("there is no checkpoint of its last step: training cannot be extended")
                     return metrics
                 session = _begin(settings, load, run_directory, root, timing, viewer, lock)
+        except Interrupted:
+            logger.warning("stopped before training began")
+            return None
+        try:
             if not session.fit(wait=False):
                 if not processes.is_first():
                     return {}
@@ -128,39 +124,21 @@ def train_as_configured(
                 return None
             timing.end("train")
             with interrupt.at_once(), explain_shortage(session.estimate_memory, session.device):
-                metrics = finish(session, settings, run_directory, timing, lock)
+                return finish(session, settings, run_directory, timing, lock)
         except Interrupted:
-            if session is None:
-                logger.warning("stopped before training began")
-                return None
             session.wait()
             logger.warning("stopped while evaluating; %s", _how_to_go_on(session))
             return None
         except Exception as error:
-            if session is None:
-                raise
             with contextlib.suppress(OSError):  # the first error is the one to report
                 session.wait()
             if isinstance(error, OSError):
                 raise OSError(f"{error}; {_how_to_go_on(session)}") from error
             raise
         finally:
-            if session is not None:
-                session.records.close()
-                if viewer is not None:
-                    viewer.end()
-        return metrics
-
-
-def _viewer(settings: LoggerConfig) -> TrainingViewer | None:
-    """Returns the viewer of the training, if ``logger.viewer`` asks for it."""
-    if not settings.viewer:
-        return None
-    if processes.count() > 1:
-        raise ValueError(f"logger.viewer must be false for {processes.count()} processes, got true")
-    from voxelfield.runs.watching import TrainingViewer
-
-    return TrainingViewer(settings)
+            session.records.close()
+            if viewer is not None:
+                viewer.end()
 
 
 def _load(settings: RunConfig, root: Path, found: FoundScene | None) -> tuple[Scene, Warp | None]:
@@ -171,11 +149,9 @@ def _load(settings: RunConfig, root: Path, found: FoundScene | None) -> tuple[Sc
     # Fail now if the kernels are not available, not after the images have been loaded.
     _library.ensure_loaded(device.type)
     with ThreadPoolExecutor(max_workers=1) as background:
-        ready = background.submit(_warm_up, device, settings.logger)
+        # An error is not looked at: the same step fails again where it is needed, with a better message.
+        background.submit(_warm_up, device, settings.logger)
         scene = load_configured_scene(settings, root, found=found)
-        if (error := ready.exception()) is not None:
-            # The same step fails again where it is needed, with a better message.
-            logger.debug("preparations failed: %s", error)
     return scene, settings.model.choose_warp(scene, settings.warp)
 
 
@@ -185,7 +161,7 @@ def _warm_up(device: torch.device, logger: LoggerConfig) -> None:
         if processes.count() > 1:
             processes.sum_of(torch.zeros(1, device=device))  # connects the GPUs
         _load_evaluation_kernels(device)
-    if logger.name == "tensorboard" and importlib.util.find_spec("tensorboard") is not None:
+    if logger.name == "tensorboard":
         importlib.import_module("torch.utils.tensorboard")
 
 
@@ -225,20 +201,18 @@ def _begin(
     on_step = None if viewer is None else viewer.after_step
     chosen = settings if resumed is None else resumed[2]
     session = Session(scene, resolve(chosen, scene, warp), output=lock or run_directory, on_step=on_step)
-    first_step = 0
     if resumed is not None:
         path, checkpoint, _ = resumed
         with contents_of(path):
-            first_step = checkpoint["step"]
             # Checkpoints of later steps are damaged, or the user chose to go back: training now takes another course.
-            older = [file for file in checkpoints(run_directory) if checkpoint_step(file) <= first_step]
+            older = [file for file in checkpoints(run_directory) if checkpoint_step(file) <= checkpoint["step"]]
             session.restore(checkpoint, path=path, replaced=older if in_place else ())
         logger.info("resumed at step %d from %s", session.step, path)
     if lock is None:  # the first process writes
         return session
     # Not earlier, so that a run that is rejected creates neither a file nor its directory.
     lock.created = False
-    session.log = build_logger(settings.logger, run_directory, first_step)
+    session.log = build_logger(settings.logger, run_directory, session.step)
     session.records.text("config", f"```yaml\n{yaml.safe_dump(recorded_settings(settings), sort_keys=False)}```")
     if session.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(session.device)
@@ -255,16 +229,10 @@ def _how_to_go_on(session: Session) -> str:
 def load_to_resume(
     settings: RunConfig, run_directory: Path, root: Path
 ) -> tuple[Path, dict[str, Any], RunConfig] | None:
-    """Loads the checkpoint from which training is to resume.
+    """Loads the checkpoint from which training is to resume; None for a run that starts from the beginning.
 
-    Args:
-        settings: Settings of the resuming run.
-        run_directory: Folder that is searched with ``resume=auto``.
-        root: Base folder of relative paths.
-
-    Returns:
-        The file, its content, and the settings with the environment that the run has chosen where they leave it to the
-        photographs; or None for a run that starts from the beginning.
+    Returns the file, its content, and the settings with the environment that the run has chosen where they leave it to
+    the photographs.
 
     Raises:
         ValueError: The checkpoint belongs to another model or scene, is damaged, or belongs to a run in progress.
@@ -315,13 +283,8 @@ def load_configured_scene(
 ) -> Scene:
     """Loads the configured scene. Each process of a group reads its shard of the training images.
 
-    If ``data.download`` is set, it is downloaded first, once for all processes.
-
-    Args:
-        settings: Settings of the run.
-        root: Base folder of a relative ``data.root``.
-        splits: Names of the splits to read.
-        found: A scene that is already found; it is used if it is the configured one.
+    If ``data.download`` is set, it is downloaded first, once for all processes. A scene that is already found is used
+    if it is the configured one.
     """
     # A folder and not a name: the configuration already has the box of a configured scene.
     downloads, folder = settings.data.download, root / settings.data.root

@@ -6,15 +6,18 @@ from voxelfield.components.refinement import CameraStageConfig
 from voxelfield.config import parse
 from voxelfield.models.settings import StageConfig
 from voxelfield.settings.presets import compose, preset
-from voxelfield.settings.run import DataConfig, LoggerConfig, RunConfig, SceneConfig
-from voxelfield.settings.trainer import (
+from voxelfield.settings.schema import (
     CameraConfig,
+    DataConfig,
     EvaluationConfig,
+    LoggerConfig,
     LossConfig,
     OccupancyConfig,
     OptimizerConfig,
     RatesConfig,
     RenderConfig,
+    RunConfig,
+    SceneConfig,
     TrainerConfig,
 )
 

@@ -14,17 +14,13 @@ from voxelfield.devices import choose_device
 from voxelfield.installed import config_folder
 from voxelfield.messages import clipped
 from voxelfield.models.model_config import ModelConfig, announced_models, known_models
-from voxelfield.settings.run import RunConfig
+from voxelfield.settings.schema import RunConfig
 
 logger = logging.getLogger(__name__)
 
 
 def config_name(device: str = "auto") -> str:
-    """Returns the name of the primary config in ``configs/``: without a GPU, one that a CPU trains in minutes.
-
-    Args:
-        device: As for :func:`voxelfield.devices.choose_device`.
-    """
+    """Returns the name of the primary config in ``configs/``: without a GPU, one that a CPU trains in minutes."""
     return "train" if choose_device(device).type == "cuda" else "train_cpu"
 
 
@@ -72,11 +68,7 @@ def compose(*overrides: str, device: str = "auto", name: str | None = None) -> D
 
 
 def composition_error(error: Exception) -> str:
-    """Returns an error of composing in one line; for an unknown key, suggests the closest match.
-
-    Args:
-        error: A ``HydraException``.
-    """
+    """Returns a ``HydraException`` of composing in one line; for an unknown key, suggests the closest match."""
     options, file = getattr(error, "options", None), getattr(error, "missing_cfg_file", None)
     if file and options:
         group, _, name = file.partition("/")

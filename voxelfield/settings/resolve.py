@@ -22,10 +22,9 @@ from voxelfield.datasets.scene import Scene
 from voxelfield.foundation.errors import shown
 from voxelfield.installed import config_folder
 from voxelfield.models.model_config import ModelConfig, known_models
-from voxelfield.rendering.projection import fraction_through_box
+from voxelfield.rendering.cameras import fraction_through_box
 from voxelfield.settings.presets import compose, composition_error, config_name
-from voxelfield.settings.run import RunConfig, SceneConfig
-from voxelfield.settings.trainer import CameraConfig, OptimizerConfig, TrainerConfig
+from voxelfield.settings.schema import CameraConfig, OptimizerConfig, RunConfig, SceneConfig, TrainerConfig
 from voxelfield.warps.choice import WarpConfig
 from voxelfield.warps.warp import Warp
 
@@ -68,12 +67,8 @@ def resolve(settings: RunConfig, scene: Scene, warp: Warp | None) -> ResolvedCon
     """Returns the settings that the steps of a run follow and its checkpoints record; checks the scene.
 
     The result has the box of the scene, the settings from which its warp is made again, the background that
-    ``model.environment=auto`` stands for, the schedule of camera refinement, and as many rays as the box needs.
-
-    Args:
-        settings: The settings as given, which :func:`planned` has adapted to the number of processes.
-        scene: The loaded scene.
-        warp: The warp of its field.
+    ``model.environment=auto`` stands for, the schedule of camera refinement, and as many rays as the box needs. The
+    given settings are those of :func:`planned`.
 
     Raises:
         ValueError: The scene has no training view, or none that shows anything or sees its box.
@@ -106,15 +101,9 @@ def resolve(settings: RunConfig, scene: Scene, warp: Warp | None) -> ResolvedCon
 def trainer_for(scene: Scene, warp: Warp | None, model: str, *, keys: Collection[str], refines: bool) -> str:
     """Returns the file in ``configs/trainer`` that ``trainer=auto`` stands for.
 
-    Presets with sparse levels are left out if cameras are refined, which does not support them, and if the user has
-    chosen resolutions, which contradict those of the preset.
-
-    Args:
-        scene: The loaded scene.
-        warp: The warp of its field. A scene with a warp consists of photographs of a place.
-        model: A file in ``configs/model``. The presets for photographs are meant for the default one.
-        keys: The keys that the user has given.
-        refines: Whether cameras are refined.
+    Presets for photographs are meant for scenes with a warp, which consist of photographs of a place, and for the
+    default file in ``configs/model``. Those with sparse levels are left out if cameras are refined, which does not
+    support them, and if the user has given keys of resolutions, which contradict those of the preset.
     """
     if warp is None or model != "pyramid":
         return "default"
@@ -129,16 +118,14 @@ def trainer_for(scene: Scene, warp: Warp | None, model: str, *, keys: Collection
 def completed(given: dict[str, Any], scene: Scene, warp: Warp | None, device: str) -> RunConfig:
     """Returns settings in which everything not given has the value of ``python train.py model=NAME``.
 
-    Hydra is only used, and needs to be installed, if something is not given.
+    Hydra is only used, and needs to be installed, if something is not given. The trainer depends on the scene and its
+    warp unless it is given (:func:`trainer_for`).
 
     Args:
         given: Settings by their key, or the names of their files; None for those that are not given. There is a model.
-        scene: The scene, on which the trainer depends unless it is given (:func:`trainer_for`).
-        warp: The warp of the scene's field, on which the trainer depends likewise.
+        scene: The scene.
+        warp: The warp of the scene's field.
         device: Device of the run.
-
-    Raises:
-        ValueError: A name does not exist, or a value is not allowed; the message says which.
     """
     values = {key: value for key, value in given.items() if not isinstance(value, str | None)}
     files = {group: given.get(group) for group in ("model", "trainer", "optimizer") if group not in values}
@@ -220,12 +207,7 @@ class AutoTrainer:
     record: Path | None = None
 
     def choose(self, settings: RunConfig, scene: Scene, warp: Warp | None) -> RunConfig:
-        """Returns the settings with the preset for a scene, in which the user's own settings are kept.
-
-        Args:
-            settings: The settings of the composed configuration.
-            scene: The loaded scene.
-            warp: The warp of its field.
+        """Returns the composed settings with the preset for a scene, in which the user's own settings are kept.
 
         Raises:
             ValueError: A setting contradicts those of the preset.

@@ -33,9 +33,8 @@ from voxelfield.grids.working_copies import Combination, sample_levels
 from voxelfield.models.model import Model
 from voxelfield.rendering.bricks import can_bake, lattice_spacing
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.march import visible_samples
+from voxelfield.rendering.march import visible_cells, visible_samples
 from voxelfield.rendering.render import shaded
-from voxelfield.rendering.visible_cells import visible_cells
 from voxelfield.trained.checkpoint_file import contents_of
 from voxelfield.trained.trained_model import TrainedModel
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from voxelfield import processes
+from voxelfield.components.exposure import CameraTones
 from voxelfield.components.refinement import RefinedCameras, refine_views
-from voxelfield.components.tones import CameraTones
 from voxelfield.config import parse
 from voxelfield.datasets.loading import find_scene, load_scene
 from voxelfield.datasets.scene import Scene, Split
@@ -28,14 +28,14 @@ from voxelfield.evaluation.evaluation import (
     evenly_spaced,
     save_images,
 )
-from voxelfield.evaluation.lpips import Lpips
+from voxelfield.evaluation.metrics import Lpips
 from voxelfield.fields.environment import Environment
 from voxelfield.fields.field import RadianceField
 from voxelfield.foundation.checks import check_at_least_one
 from voxelfield.foundation.errors import is_out_of_memory, shown
 from voxelfield.grids.boxes import box_extent, box_tensor, parse_box
 from voxelfield.grids.working_copies import copies_dtype
-from voxelfield.media.png import PngWriter
+from voxelfield.media.png import BackgroundWriter
 from voxelfield.messages import clipped
 from voxelfield.models.model import Model
 from voxelfield.models.settings import reached_resolution
@@ -66,7 +66,7 @@ class TrainedModel:
         cameras: The refined training cameras, if cameras were refined. The field is then in the world frame of the
             refined ones, into which :meth:`evaluate` moves the views of a split.
         tones: State of the training cameras' vignetting and response
-            (:class:`voxelfield.components.tones.CameraTones`), if they were learned. Views are rendered
+            (:class:`voxelfield.components.exposure.CameraTones`), if they were learned. Views are rendered
             without them; :meth:`evaluate` applies them before it compares views with photographs.
     """
 
@@ -240,7 +240,7 @@ class TrainedModel:
             with contextlib.ExitStack() as stack:
                 if images is not None:
                     check_pictures("images", images, (split.names[index] for index in chosen))
-                    called.append(save_images(images, stack.enter_context(PngWriter())))
+                    called.append(save_images(images, stack.enter_context(BackgroundWriter())))
                 local = chosen[processes.rank() :: processes.count()]
                 if split.local_slice is not None:
                     local = [index for index in chosen if index in split.local_indices]

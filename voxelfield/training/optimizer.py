@@ -286,9 +286,11 @@ class Optimizers:
         """Returns the state for a checkpoint, with packed moments of divided grids (:meth:`DividedGrids.packed`)."""
         states: dict[str, Any] = dict.fromkeys(("grid", "network"))
         if self.grid is not None:
-            self.grid.state.update(divided or {})
+            divided = divided or {}
+            for grid, moments in divided.items():
+                self.grid.state[grid] = moments
             states["grid"] = self.grid.state_dict()
-            for grid in divided or {}:
+            for grid in divided:
                 del self.grid.state[grid]
         return states | {name: optimizer.state_dict() for name, optimizer in self._small.items()}
 

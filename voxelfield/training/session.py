@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from voxelfield import _library, processes
+from voxelfield.components.exposure import CameraTones
 from voxelfield.components.refinement import CameraRefinement, RefinedCameras
-from voxelfield.components.tones import CameraTones
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import Evaluation, evenly_spaced
@@ -170,7 +170,7 @@ class Session:
         return self._state.clock.seconds
 
     def component(self, kind: type[Kind]) -> Kind | None:
-        """Returns the component of a class, or what a component learns of that class, or None.
+        """Returns the component of a class, or None.
 
         Args:
             kind: Such as :class:`voxelfield.components.refinement.CameraRefinement`, or

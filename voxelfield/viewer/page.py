@@ -27,8 +27,16 @@ from voxelfield.rendering.paths import overview, reference_camera, through, upri
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.viewer.address import Address
-from voxelfield.viewer.pictures import MODES, Viewpoint, content_box, viewpoint_of, viewpoint_of_camera, wxyz_of
-from voxelfield.viewer.worker import PictureRequest, RenderWorker
+from voxelfield.viewer.pictures import (
+    MODES,
+    PictureRequest,
+    RenderWorker,
+    Viewpoint,
+    content_box,
+    viewpoint_of,
+    viewpoint_of_camera,
+    wxyz_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +45,8 @@ Photographs: TypeAlias = Mapping[str, tuple[Split, int]]
 
 PATH_FILE = "camera_path.json"
 
-MOST_KEYS = 500
-"""Largest number of key cameras of a path."""
-
-MOST_FRAMES = 36_000
-"""Largest number of frames of a path: ten minutes at 60 frames per second."""
-
+MOST_KEYS = 500  # key cameras of a path
+MOST_FRAMES = 36_000  # of a path: ten minutes at 60 frames per second
 _SECONDS_BETWEEN_FILES = 1.0
 _SECONDS_BETWEEN_STATUS = 0.5
 
@@ -183,7 +187,6 @@ class ViewerPage:
         return call
 
     def _place(self, camera: Any, viewpoint: Viewpoint) -> None:
-        """Gives one of viser's cameras a position, a direction and a field of view."""
         c2w = viewpoint.matrix.double()
         position, ahead = c2w[:3, 3].numpy(), -c2w[:3, 2]
         # Dragging rotates the camera about the point that it looks at.
@@ -203,16 +206,9 @@ class ViewerPage:
         self, name: str, viewpoint: Viewpoint, aspect: float, on_click: Callable[[Any], None], **options: Any
     ) -> Any:
         """Draws a camera; returns viser's handle."""
-        frustum = self.server.scene.add_camera_frustum(
-            name,
-            fov=viewpoint.fov,
-            aspect=aspect,
-            thickness=1.5,
-            thickness_units="screen",
-            wxyz=wxyz_of(viewpoint.matrix),
-            position=viewpoint.matrix[:3, 3].numpy(),
-            **options,
-        )
+        c2w = viewpoint.matrix
+        options |= {"wxyz": wxyz_of(c2w), "position": c2w[:3, 3].numpy(), "thickness": 1.5, "thickness_units": "screen"}
+        frustum = self.server.scene.add_camera_frustum(name, viewpoint.fov, aspect, **options)
         frustum.on_click(self.callback(on_click))
         return frustum
 
@@ -390,9 +386,8 @@ class PathPanel:
 
     def _frustum(self, number: int, key: Viewpoint) -> Any:
         width, height = self.size.value
-        look = {"scale": 0.05 * self._page.extent, "color": _PATH_COLOR}
-        move = functools.partial(self._page.move, viewpoint=key)
-        return self._page.add_frustum(f"/path/{number}", key, width / height, move, **look)
+        move, scale = functools.partial(self._page.move, viewpoint=key), 0.05 * self._page.extent
+        return self._page.add_frustum(f"/path/{number}", key, width / height, move, scale=scale, color=_PATH_COLOR)
 
     def _save(self, client: Any) -> None:
         seconds, fps = float(self.seconds.value), int(self.fps.value)

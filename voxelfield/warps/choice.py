@@ -1,4 +1,4 @@
-"""The choice of a warp for the field of a capture, from its cameras, its points and the user's settings."""
+"""The choice of a warp for the field of a capture, and where its subject lies, from cameras, points and settings."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from torch.nn import functional as F
 
 from voxelfield.config import NotNegative, Positive, Range
 from voxelfield.grids.boxes import Box, parse_box
-from voxelfield.warps.bounds import box_of_points, stray_cameras, viewed_cube
 from voxelfield.warps.ndc_box import NdcBox
 from voxelfield.warps.nested_boxes import MAX_BOXES, NestedBoxes
-from voxelfield.warps.warp import Pose, Row, Warp, Window
+from voxelfield.warps.warp import Pose, Warp, Window
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +52,18 @@ _NEAR_OF_CENTRE = 0.2
 _OUTLIERS = 0.01
 # Cosine of the angle from an optical axis beyond which points are hardly in the image.
 _IN_VIEW = 0.5
+# The margin of a box around points at each side, and the least extent of the points there, in their longest extent.
+_MARGIN = 0.05
+_LEAST_EXTENT = 1e-3
+# Cameras look at one subject from many sides if the median cosine of the angles between their looks and the way to it,
+# and the mean squared sine of the angles between their looks and the direction most common to them, are at least these.
+# The latter is 0.12 for looks up to 30 degrees away from that direction.
+_INWARD = 0.9
+_FROM_MANY_SIDES = 0.12
+# A camera is astray if it is this many times as far from the median position as three quarters of the cameras are. At
+# most this fraction of the cameras can be astray: more belong to the capture.
+_ASTRAY = 6.0
+_MOST_ASTRAY = 0.1
 # Numbers of points and cameras from which quantiles are computed.
 _MAX_POINTS = 4000
 _MAX_CAMERAS = 200
@@ -207,11 +218,8 @@ def nested_boxes_of_cameras(c2w: Tensor, points: Tensor | None = None) -> Nested
     With points, the smallest box contains the middle four fifths of them along each axis. The largest contains nearly
     all of them and reaches twice as far as the cameras. Outdoors, most points may belong to the background. So if
     cameras look at a subject from many sides, and the points reach more than halfway to the cameras along an axis, the
-    smallest box reaches halfway. Without points, it is a quarter of the cube of
-    :func:`voxelfield.warps.bounds.box_of_cameras`, around the point that the cameras look at. Cameras astray are
-    ignored.
-
-    Poses and points are those of :class:`CaptureFacts`, at least one pose.
+    smallest box reaches halfway. Without points, it is a quarter of the cube of :func:`box_of_cameras`. Poses and
+    points are those of :class:`CaptureFacts`, at least one pose.
     """
     c2w = c2w[~stray_cameras(c2w)].double()
     viewed, distance, from_many_sides = viewed_cube(c2w)
@@ -257,12 +265,9 @@ def ndc_box_of_cameras(
     Along the optical axis, the grid is as deep as the outermost camera's parallax: moving a point by one voxel in depth
     shifts it by one voxel in the view of that camera.
 
-    Args:
-        c2w: At least one of the poses of :class:`CaptureFacts`.
-        border: Its rays along the borders of the images, all of which the grid must cover.
-        points: Its points. None: ``near`` must be given, and the box of interest reaches to ten times this depth.
-        near: Depth of the near plane, world units; None: three quarters of the depth of the nearest points.
-        widest: How many times as wide as one image all of them together may be at the near plane.
+    Poses, rays along the borders of images, which the grid must cover, and points are those of :class:`CaptureFacts`.
+    Without points, the box of interest reaches to ten times ``near``, which must then be given; it is by default three
+    quarters of the depth of the nearest points. At the near plane, all images may be ``widest`` times as wide as one.
 
     Raises:
         NotForwardError: An optical axis is more than 30 degrees from the mean of all, the up directions cancel, the
@@ -293,8 +298,9 @@ def ndc_box_of_cameras(
         near = _PLANE_OF_NEAREST * float(depths.sort().values[int(_OUTLIERS * len(depths))])
         source = " from the nearest points"
     if not near > nearest:
-        limit = f"near must be above {nearest:.4g}, because of the foremost camera"
-        raise NotForwardError(f"{limit}, got {near:.4g}{source}")
+        raise NotForwardError(
+            f"near must be above {nearest:.4g}, because of the foremost camera, got {near:.4g}{source}"
+        )
     (low, high), image = _window(border, position, axes, near)
     if float((high - low).max()) > widest * image:
         raise NotForwardError(
@@ -304,12 +310,12 @@ def ndc_box_of_cameras(
     half = float((high - low).max()) / 2
     depth = float(offsets[:, :2].norm(dim=-1).max()) / near
     window: Window = ((float(low[0]), float(low[1])), (float(high[0]), float(high[1])))
-    rows: list[Row] = [(a, b, c, d) for a, b, c, d in reference.tolist()]
+    x, y, z = map(tuple, reference.tolist())
     depth = min(max(depth, _FLATTEST * half), _DEEPEST * half)
     if points is None or len(points) == 0:
         points = _frustum(window, near, position, axes)
     try:
-        warp = NdcBox(parse_box(box_of_points(points)), (rows[0], rows[1], rows[2]), near, window, depth)
+        warp = NdcBox(parse_box(box_of_points(points)), (x, y, z), near, window, depth)
         _ = warp.outermost, warp.warped_aabb  # raise if float32 cannot represent them
     except ValueError as error:
         raise NotForwardError(str(error)) from error
@@ -338,3 +344,71 @@ def _frustum(window: Window, near: float, position: Tensor, axes: Tensor) -> Ten
     x, y, depth = (torch.tensor(ends, dtype=torch.float64) for ends in (*zip(*window, strict=True), (near, 10 * near)))
     corners = torch.cartesian_prod(x, y, depth)
     return position + torch.cat((corners[:, :2] * corners[:, 2:], -corners[:, 2:]), dim=-1) @ axes.mT
+
+
+def box_of_points(points: Tensor) -> Tensor:
+    """Returns a box (2, 3) float64 around points (M, 3), at least one, that structure from motion found.
+
+    A hundredth of them may lie outside at each side. There is a margin of a twentieth at each side.
+    """
+    points = points.double()
+    low, high = (torch.quantile(points, q, dim=0) for q in (_OUTLIERS, 1 - _OUTLIERS))
+    extent = high - low
+    # A wall that all points lie on has no thickness.
+    margin = _MARGIN * extent.clamp(min=max(1e-6, _LEAST_EXTENT * float(extent.max())))
+    return torch.stack((low - margin, high + margin))
+
+
+def stray_cameras(c2w: Tensor) -> Tensor:
+    """Returns which cameras (N,) bool, of poses (N, 4, 4), are so far from all others that poses are probably wrong.
+
+    These are more than six times as far from the median position as three quarters of the cameras are. Where that holds
+    for more than a tenth of the cameras, they are not astray, and all are False.
+    """
+    origins = c2w[:, :3, 3].double()
+    if len(origins) == 0:
+        return torch.zeros(0, dtype=torch.bool)
+    distance = (origins - origins.median(dim=0).values).norm(dim=-1)
+    usual = torch.quantile(distance, 0.75)
+    astray = (distance > _ASTRAY * usual) & (usual > 0)
+    return astray & (int(astray.sum()) <= _MOST_ASTRAY * len(astray))
+
+
+def viewed_point(origins: Tensor, looks: Tensor) -> Tensor:
+    """Returns the point (3,) nearest to rays, in the least squares; of parallel rays, the one nearest to their origins.
+
+    Origins and unit directions are (N, 3) float64, at least one.
+    """
+    across = torch.eye(3, dtype=torch.float64) - looks[:, :, None] * looks[:, None, :]
+    mean = origins.mean(dim=0)
+    offset = (across @ (origins - mean)[..., None]).sum(dim=0)
+    # gelsd returns the solution nearest to the mean position if the rays are parallel.
+    return mean + torch.linalg.lstsq(across.sum(dim=0), offset, driver="gelsd").solution[:, 0]
+
+
+def look_from_many_sides(looks: Tensor) -> bool:
+    """Returns whether unit directions (N, 3), float64, of rays to a point differ enough to determine the point."""
+    return float(1 - torch.linalg.eigvalsh(looks.mT @ looks / len(looks))[-1]) >= _FROM_MANY_SIDES
+
+
+def box_of_cameras(c2w: Tensor) -> Tensor:
+    """Returns a cube (2, 3) float64 around the point that cameras (N, 4, 4) look at, at least one; without stray ones.
+
+    Its half edge is the cameras' median distance from that point. Where cameras look away from it, as from within a
+    room, the cube lies around the cameras instead, and reaches twice as far from their mean as the farthest does.
+    """
+    centre, reach, _ = viewed_cube(c2w[~stray_cameras(c2w)].double())
+    return torch.stack((centre - reach, centre + reach))
+
+
+def viewed_cube(c2w: Tensor) -> tuple[Tensor, Tensor, bool]:
+    """Returns the centre (3,) and half edge () of the cube of cameras, and whether they surround a subject there."""
+    origins, looks = c2w[:, :3, 3], -c2w[:, :3, 2]
+    centre = viewed_point(origins, looks)
+    depth = ((centre - origins) * looks).sum(dim=-1)
+    if float(depth.median()) > 0:
+        distance = (origins - centre).norm(dim=-1)
+        inward = float((depth / distance).median()) >= _INWARD
+        return centre, distance.median(), inward and look_from_many_sides(looks)
+    mean = origins.mean(dim=0)
+    return mean, 2 * (origins - mean).norm(dim=-1).max().clamp(min=0.5), False

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from voxelfield import ops
 from voxelfield.compat.nerfacc.data_specs import RayIntervals, RaySamples
+from voxelfield.foundation.checks import check_tensor
 from voxelfield.ops.march_levels import level_intervals
 
 
@@ -38,8 +39,7 @@ def ray_aabb_intersect(
         ValueError: An argument has the wrong shape.
     """
     for name, value, columns in (("rays_o", rays_o, 3), ("rays_d", rays_d, 3), ("aabbs", aabbs, 6)):
-        if value.dim() != 2 or value.shape[1] != columns:
-            raise ValueError(f"{name} must have shape (*, {columns}), got {tuple(value.shape)}")
+        check_tensor(name, value, ("*", columns))
     origins, directions = rays_o[:, None], rays_d[:, None]
     to_faces = (aabbs.view(1, -1, 2, 3) - origins[:, :, None]) / directions[:, :, None]
     # 0 / 0: the ray runs within the plane of a face, which therefore does not bound it.

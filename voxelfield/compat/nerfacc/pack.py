@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import ops
-from voxelfield.foundation.checks import offsets_fit
+from voxelfield.foundation.checks import check_tensor, offsets_fit
 
 
 @torch.no_grad()
@@ -48,8 +48,7 @@ def offsets_of(packed_info: Tensor | None, ray_indices: Tensor | None, n_rays: i
             given.
     """
     if packed_info is not None:
-        if packed_info.dim() != 2 or packed_info.shape[1] != 2:
-            raise ValueError(f"packed_info must have shape (n_rays, 2), got {tuple(packed_info.shape)}")
+        check_tensor("packed_info", packed_info, ("n_rays", 2))
         if packed_info.shape[0] == 0:
             return packed_info.new_zeros(1, dtype=torch.int64)
         begins, counts = packed_info.long().unbind(dim=1)

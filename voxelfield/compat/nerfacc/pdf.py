@@ -7,6 +7,7 @@ from torch import Tensor
 
 from voxelfield import ops
 from voxelfield.compat.nerfacc.data_specs import RayIntervals, RaySamples
+from voxelfield.foundation.checks import check_at_least_one, check_tensor
 
 
 @torch.no_grad()
@@ -58,10 +59,8 @@ def importance_sampling(
     if isinstance(n_intervals_per_ray, Tensor):
         raise NotImplementedError("n_intervals_per_ray must be an int: other numbers for each ray are not offered")
     count = n_intervals_per_ray
-    if count < 1:
-        raise ValueError(f"n_intervals_per_ray must be at least 1, got {count}")
-    if cdfs.shape != edges.shape:
-        raise ValueError(f"cdfs must have the shape of intervals, {tuple(edges.shape)}, got {tuple(cdfs.shape)}")
+    check_at_least_one("n_intervals_per_ray", count)
+    check_tensor("cdfs", cdfs, tuple(edges.shape), " as intervals has")
     shift = torch.rand(len(edges), device=edges.device) if stratified else None
     samples = ops.importance_sample(edges[:, :-1], edges[:, 1:], cdfs.diff(dim=1), count, offset=shift)
     first, last = edges[:, :1], edges[:, -1:]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -28,7 +26,7 @@ def inclusive_sum(inputs: Tensor, packed_info: Tensor | None = None) -> Tensor:
     """
     if packed_info is None:
         return inputs.cumsum(dim=-1)
-    return _packed(ops.inclusive_sum, inputs, packed_info)
+    return ops.inclusive_sum(inputs, _offsets(inputs, packed_info))
 
 
 def exclusive_sum(inputs: Tensor, packed_info: Tensor | None = None) -> Tensor:
@@ -38,7 +36,7 @@ def exclusive_sum(inputs: Tensor, packed_info: Tensor | None = None) -> Tensor:
     """
     if packed_info is None:
         return torch.cat((torch.zeros_like(inputs[..., :1]), inputs[..., :-1]), dim=-1).cumsum(dim=-1)
-    return _packed(ops.exclusive_sum, inputs, packed_info)
+    return ops.exclusive_sum(inputs, _offsets(inputs, packed_info))
 
 
 def inclusive_prod(inputs: Tensor, packed_info: Tensor | None = None) -> Tensor:
@@ -48,7 +46,7 @@ def inclusive_prod(inputs: Tensor, packed_info: Tensor | None = None) -> Tensor:
     """
     if packed_info is None:
         return inputs.cumprod(dim=-1)
-    return _packed(ops.inclusive_prod, inputs, packed_info)
+    return ops.inclusive_prod(inputs, _offsets(inputs, packed_info))
 
 
 def exclusive_prod(inputs: Tensor, packed_info: Tensor | None = None) -> Tensor:
@@ -58,10 +56,10 @@ def exclusive_prod(inputs: Tensor, packed_info: Tensor | None = None) -> Tensor:
     """
     if packed_info is None:
         return torch.cat((torch.ones_like(inputs[..., :1]), inputs[..., :-1]), dim=-1).cumprod(dim=-1)
-    return _packed(ops.exclusive_prod, inputs, packed_info)
+    return ops.exclusive_prod(inputs, _offsets(inputs, packed_info))
 
 
-def _packed(scan: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, packed_info: Tensor) -> Tensor:
+def _offsets(inputs: Tensor, packed_info: Tensor) -> Tensor:
     if inputs.dim() != 1:
         raise ValueError(f"inputs must have shape (all_samples,) with packed_info, got {tuple(inputs.shape)}")
-    return scan(inputs, offsets_of(packed_info, None, None, inputs))
+    return offsets_of(packed_info, None, None, inputs)

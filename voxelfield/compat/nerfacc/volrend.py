@@ -14,6 +14,7 @@ from torch import Tensor
 
 from voxelfield import ops
 from voxelfield.compat.nerfacc.pack import offsets_of
+from voxelfield.foundation.checks import check_tensor
 
 _SamplesFn = Callable[..., tuple[Tensor, Tensor]]
 
@@ -61,23 +62,21 @@ def rendering(
         rgbs, values = t_starts.new_empty(*t_starts.shape, 3), t_starts.new_empty(t_starts.shape)
     name = "sigmas" if rgb_sigma_fn is not None else "alphas"
     _check_samples(name, values, t_starts)
-    if rgbs.shape != (*t_starts.shape, 3):
-        raise ValueError(f"rgbs must have shape {(*t_starts.shape, 3)}, got {tuple(rgbs.shape)}")
+    check_tensor("rgbs", rgbs, (*t_starts.shape, 3))
 
     offsets = offsets_of(None, ray_indices, n_rays, t_starts)
     begins, ends, colors = (x.to(torch.promote_types(x.dtype, values.dtype)) for x in (t_starts, t_ends, rgbs))
     flat, middle = values.flatten(), ((begins + ends) * 0.5).flatten()
-    extras = {"rgbs": rgbs}
     if rgb_sigma_fn is not None:
         dt = (ends - begins).flatten()
         pixels = ops.composite(flat, colors.flatten(0, -2), middle, dt, offsets, min_transmittance=0.0)
         trans = ops.ray_transmittance(flat, dt, offsets, min_transmittance=0.0)
-        extras["sigmas"], extras["alphas"] = values, -torch.expm1(-values * (ends - begins))
+        extras = {"sigmas": values, "alphas": -torch.expm1(-values * (ends - begins))}
     else:
         pixels = ops.composite_alphas(flat, colors.flatten(0, -2), middle, offsets, min_transmittance=0.0)
         trans = ops.alpha_transmittance(flat, offsets, min_transmittance=0.0)
-        extras["alphas"] = values
-    extras["weights"], extras["trans"] = pixels.weights.view_as(t_starts), trans.view_as(t_starts)
+        extras = {"alphas": values}
+    extras |= {"rgbs": rgbs, "weights": pixels.weights.view_as(t_starts), "trans": trans.view_as(t_starts)}
 
     rays = t_starts.shape[:-1] if ray_indices is None else (n_rays,)
     opacities = pixels.opacity.view(*rays, 1)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield.compat.nerfacc.volrend import render_visibility_from_alpha, render_visibility_from_density
+from voxelfield.foundation.checks import check_at_least_one, check_tensor
 from voxelfield.grids.boxes import cell_indices
 from voxelfield.ops.march_levels import level_intervals
 
@@ -49,8 +50,7 @@ class OccGridEstimator(nn.Module):
         cells = torch.as_tensor([resolution] * 3 if isinstance(resolution, int) else resolution).to("cpu", torch.int32)
         if cells.shape != (3,) or bool((cells < 1).any()):
             raise ValueError(f"resolution must be one or three numbers of cells, each at least 1, got {resolution}")
-        if levels < 1:
-            raise ValueError(f"levels must be at least 1, got {levels}")
+        check_at_least_one("levels", levels)
         box = torch.as_tensor(roi_aabb, dtype=torch.float32)
         if box.shape != (6,):
             raise ValueError(f"roi_aabb must be six numbers, lower and upper corner, got shape {tuple(box.shape)}")
@@ -127,8 +127,7 @@ class OccGridEstimator(nn.Module):
 
         values = evaluate(t_starts, t_ends, ray_indices)
         name = "sigmas" if sigma_fn is not None else "alphas"
-        if values.shape != t_starts.shape:
-            raise ValueError(f"{name} must have shape {tuple(t_starts.shape)}, got {tuple(values.shape)}")
+        check_tensor(name, values, tuple(t_starts.shape))
         if alpha_thre > 0.0:
             alpha_thre = min(alpha_thre, self.occs.mean().item())
         rule = (None, ray_indices, len(rays_o), early_stop_eps, alpha_thre)

@@ -1,18 +1,32 @@
-"""Check this machine: versions, compilers, GPUs and their limits, compiled kernels and optional packages."""
+"""The verbs that need no scene: ``doctor``, ``build`` and ``bench``."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.metadata
+import logging
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.benchmark import Timer
 
 from voxelfield import __version__, _build, _library, ops
 from voxelfield.cli.command import TRAINING_PACKAGES
+from voxelfield.devices import choose_device
+
+logger = logging.getLogger(__name__)
+
+HALVES = {"cpu": _build.sources.CPU_MODULE, "cuda": _build.sources.CUDA_MODULE}
+
+# Of the grid, and the duration of each measurement of ``bench``.
+_CHANNELS, _SECONDS = 4, 0.5
 
 # Beginnings of the names of environment variables that matter to voxelfield or to its compilation.
 _VARIABLES = ("VOXELFIELD_", "TORCH_CUDA_ARCH_LIST", "TORCH_EXTENSIONS_DIR", "CUDA_HOME", "CUDA_PATH", "NVCC_", "CXX")
@@ -29,12 +43,12 @@ EXTRAS = dict.fromkeys(TRAINING_PACKAGES.values(), "train") | {
 """Optional packages -> the extra of voxelfield that installs them."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds no options."""
 
 
-def run(options: argparse.Namespace) -> int:
-    """Prints the results of all checks; returns 1 after the first that fails."""
+def run_doctor(options: argparse.Namespace) -> int:
+    """Check this machine: versions, compilers, GPUs and their limits, compiled kernels and optional packages."""
     for check in (versions, packaged_kernels, compilers, gpus, cpu_kernels, cuda_kernels, optional_packages):
         try:
             for name, found in check():
@@ -126,3 +140,67 @@ def optional_packages() -> Iterator[tuple[str, str]]:
             yield name, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             yield name, f'optional, not installed: pip install "voxelfield[{extra}]"'
+
+
+def add_build_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
+    add = parser.add_argument
+    add("--out", type=Path, help="folder for the modules (default: that of builds on first use)")
+    add("--only", choices=sorted(HALVES), help="compile one half (default: CPU, and CUDA if a GPU is visible)")
+    add("--objects", type=Path, help="keep object files here, so that only changed files are recompiled")
+    add("--werror", action="store_true", help="treat the compilers' warnings as errors")
+
+
+def run_build(options: argparse.Namespace) -> None:
+    """Compile the extension ahead of time instead of on first use.
+
+    It compiles the CPU half, and the CUDA half if there is nvcc and a GPU, into the folder that builds on first use
+    also write to.
+    """
+    _build.sources.source_root()  # raises FileNotFoundError if there are no sources
+    names, note = ([HALVES[options.only]], "") if options.only else _build.compiling.choose_modules()
+    if note:
+        logger.warning("voxelfield: %s", note)
+    for name in names:
+        directory = options.out or _build.compiling.module_directory(name)
+        logger.info("built %s", _build.compiling.build(name, directory, options.objects, options.werror))
+
+
+def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<index> (default: auto)")
+    parser.add_argument("--resolution", type=int, help="vertices along each axis (default: 256 on a GPU, else 128)")
+    parser.add_argument("--points", type=int, help="number of random positions (default: 2^20 on a GPU, else 2^17)")
+
+
+def run_bench(options: argparse.Namespace) -> None:
+    """Time trilinear sampling, forward and backward, against F.grid_sample in the same run."""
+    device = choose_device(options.device)
+    large = device.type == "cuda"
+    resolution = (256 if large else 128) if options.resolution is None else options.resolution
+    count = 1 << (20 if large else 17) if options.points is None else options.points
+    for name, value in (("resolution", resolution), ("points", count)):
+        if value < 2:
+            raise ValueError(f"--{name} must be at least 2, got {value}")
+    grid = torch.randn(resolution, resolution, resolution, _CHANNELS, device=device, requires_grad=True)
+    points = torch.rand(count, 3, device=device)
+    volume = grid.detach().permute(3, 2, 1, 0)[None].contiguous().requires_grad_()
+    sites = (2 * points - 1).view(1, 1, 1, -1, 3)
+    grid_sample = functools.partial(F.grid_sample, align_corners=True)
+    statements = {
+        "forward": "op(grid, points)",
+        "backward": "torch.autograd.grad(out, grid, torch.ones_like(out), retain_graph=True)",
+    }
+    print(f"{resolution}^3 x {_CHANNELS}, {count} random positions, {device}; medians")  # noqa: T201
+    print(f"{'':9} {'voxelfield':>12} {'grid_sample':>12} {'ratio':>7}")  # noqa: T201
+    for name, statement in statements.items():
+        ours = _median_ms(statement, ops.sample_trilinear, grid, points)
+        theirs = _median_ms(statement, grid_sample, volume, sites)
+        print(f"{name:9} {ours:9.3f} ms {theirs:9.3f} ms {theirs / ours:6.2f}x")  # noqa: T201
+
+
+def _median_ms(statement: str, op: Callable[[Tensor, Tensor], Tensor], grid: Tensor, points: Tensor) -> float:
+    """Returns the median duration of a statement about an op and its result ``out``, in milliseconds."""
+    names = {"op": op, "grid": grid, "points": points, "out": op(grid, points)}
+    timer = Timer(statement, globals=names, num_threads=torch.get_num_threads())
+    return 1e3 * timer.blocked_autorange(min_run_time=_SECONDS).median
