@@ -497,14 +497,16 @@ def test_what_no_image_shows_is_emptied_and_the_images_stay_as_they_are(make_ses
     options = ("trainer.steps=6", "trainer.occupancy.hidden_at=0.4", "trainer.occupancy.start=1")
     session = make_session(*model, *options, "model.density.initial=1000", "trainer.occupancy.every=9", device=device)
     hidden = session.component(HiddenCells)
-    exclude, kept = hidden.exclude, []
+    before_step, kept = hidden.before_step, []
 
     def spy(step: int) -> None:
+        if step != 2:
+            return
         expected = shown_by_images(session, scene.train)
         before = session.occupancy.occupied.clone()
         rays = scene.train.cameras[:2].to(session.device).image_rays(0, session.field.aabb)
         renderings = []
-        for change in (lambda: None, lambda: exclude(step)):
+        for change in (lambda: None, lambda: before_step(step)):
             change()
             rendering = session.model.render(rays, session.model.settings)
             renderings.append(torch.cat((rendering.rgb, rendering.opacity[:, None]), dim=1))
@@ -517,7 +519,7 @@ def test_what_no_image_shows_is_emptied_and_the_images_stay_as_they_are(make_ses
         assert 0 < after.sum() < before.sum()
         kept.append((step, session.occupancy.allowed.clone()))
 
-    hidden.exclude = spy
+    hidden.before_step = spy
     session.fit()
     [(step, allowed)] = kept
     assert step == 2
@@ -545,27 +547,32 @@ def test_hidden_cells_are_kept_for_a_reason(make_session, caplog, options, warp,
     settings = ("model.density.initial=1000", "trainer.occupancy.hidden_at=0.5", "trainer.occupancy.start=5")
     session = make_session(*settings, *options, warp=warp)
     hidden = session.component(HiddenCells)
-    exclude, allowed = hidden.exclude, []
+    before_step, allowed = hidden.before_step, []
 
     def spy(step: int) -> None:
+        if step != 5:
+            return
         session.field.density_inputs = inputs
         allowed.append(session.occupancy.allowed.clone())
-        exclude(step)
+        before_step(step)
         allowed.append(session.occupancy.allowed.clone())
         session.field.density_inputs = ()
 
-    hidden.exclude = spy
+    hidden.before_step = spy
     with caplog.at_level(logging.INFO):
         if options == NOTHING:
             with pytest.raises(EmptyFieldError):
                 session.fit()
         else:
             session.fit()
-    assert len(allowed) == (0 if options == LEARNED else 2)
-    if reason is not None:
+    assert len(allowed) == 2
+    if options == LEARNED:
+        assert torch.equal(*allowed)
+        assert "do not show" not in caplog.text
+    elif reason is not None:
         assert torch.equal(*allowed)
         assert f"step 5: cells that the training images do not show are kept, because {reason}" in caplog.text
-    elif allowed:
+    else:
         assert allowed[1].sum() < allowed[0].sum()
 
 

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 
 from voxelfield import processes
-from voxelfield.components.exposure import CameraTones
-from voxelfield.components.refinement import CameraRefinement
 from voxelfield.components.registry import Training, build_components, recorded
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import peak_bytes
@@ -285,8 +283,6 @@ def _check_names(components: Sequence[Component]) -> None:
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ValueError(f"components must have names of their own, got {', '.join(map(repr, twice))}")
-    ours = {"cameras": CameraRefinement, "tones": CameraTones}  # which loading looks for by name
-    others = [each.name for each in components if not isinstance(each, ours.get(each.name, object))]
-    taken = [name for name in names if name in {*ENTRIES, *ADDED, *others}]
+    taken = [name for name in names if name in {*ENTRIES, *ADDED}]
     if taken:
         raise ValueError(f"components must not have the name of another entry of checkpoints, got {taken[0]!r}")
