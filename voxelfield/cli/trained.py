@@ -196,7 +196,7 @@ def _literal(text: str) -> str:
 
 
 def run_export(options: argparse.Namespace) -> None:
-    """Write a trained field as a mesh, points, splats, a web page or a volume, its environment, or its scene's cameras.
+    """Write a trained field as a mesh, points, splats, a web page or a volume, its environment and its scene's cameras.
 
     At least one of the formats is needed. Files have the units and axes of the poses.
     """
