@@ -60,16 +60,21 @@ class HiddenCells(Component):
         self._model, self._step = model, step
 
     def before_step(self, step: int) -> None:
-        """Excludes the cells if it is time, unless the poses are too inaccurate to exclude space; a collective call.
+        """Excludes the cells if it is time, unless the poses are too inaccurate to exclude space; a collective call."""
+        setup = self._model.setup
+        if step == self._step and setup.visual_hull is not None:
+            self.exclude(step)
+            setup.optimizer.restrict()
+
+    def exclude(self, step: int) -> None:
+        """Excludes the cells, after a number of steps; a collective call.
 
         Where pixels are much finer than cells, some of them are examined, two along each side of a cell.
 
         All cells are kept, which is logged, if the field has a warp, because photographs of surroundings do not gain;
         if its density depends on values of rays, with which other cells may be visible; and if nothing is visible yet.
         """
-        setup, shown = self._model.setup, None
-        if step != self._step or setup.visual_hull is None:
-            return
+        shown = None
         if self._model.warp is not None:
             reason = "the field has a warp"
         elif self._model.field.density_inputs:
@@ -78,11 +83,9 @@ class HiddenCells(Component):
             shown, reason = self._shown_cells(), "they show no matter yet"
         if shown is None or not bool(shown.any()):
             logger.info("step %d: cells that the training images do not show are kept, because %s", step, reason)
-        else:
-            self._model.occupancy.exclude(~shown)
-            share = 100 * float(shown.float().mean())
-            logger.info("step %d: the training images show %.1f %% of the cells", step, share)
-        setup.optimizer.restrict()
+            return
+        self._model.occupancy.exclude(~shown)
+        logger.info("step %d: the training images show %.1f %% of the cells", step, 100 * float(shown.float().mean()))
 
     def _shown_cells(self) -> Tensor:
         """Returns (X, Y, Z) bool: the cells in which a training image has a visible sample; a collective call."""

@@ -373,17 +373,19 @@ def settings_of(config: Any) -> list[ComponentSettings]:
 
 
 def _answer(settings: ComponentSettings, question: Callable[[], Answer], unused: Answer) -> Answer:
-    """Returns an answer of settings. If those of another package fail, only runs that switch them on end."""
+    """Returns an answer of settings. If those of another package fail, only runs that use them end."""
     try:
         return question()
     except Exception as error:  # third-party code may raise anything
         if settings.name not in _foreign:
             raise
-        if not settings.switched_on():
+        kind, defaults = type(settings), type(settings)()
+        changed = any(getattr(settings, name) != getattr(defaults, name) for name in _mounted(kind))
+        if not changed and not settings.switched_on():
             return unused
         if isinstance(error, ValueError):
             raise
-        package = type(settings).__module__.partition(".")[0]
+        package = kind.__module__.partition(".")[0]
         reason = error_in_words(error)
         raise ValueError(f"component {settings.name} of the package {package} cannot be used: {reason}") from error
 
