@@ -143,10 +143,10 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Pho
         find_images(file, (frame[key] for frame in frames if frame.get(key) is not None), key)
         for key in ("file_path", *_OPTIONAL_PATHS)
     )
-    missing = [name for name, path in depths.items() if not path.is_file()]
+    known_depths = {name: path for name, path in depths.items() if path.is_file()}
+    missing = [path for name, path in depths.items() if name not in known_depths]
     if missing:
-        logger.warning("%s: %d files of depths are missing, the first is %s", file, len(missing), depths[missing[0]])
-    depths = {name: path for name, path in depths.items() if name not in missing}
+        logger.warning("%s: %d files of depths are missing, the first is %s", file, len(missing), missing[0])
     whole = _Entries(file, meta)
     photos = []
     for frame in frames:
@@ -160,7 +160,7 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Pho
                 pose_name=_pose_name(file, frame),
                 mask=masks.get(frame.get("mask_path") or ""),
                 time=known.number("time", None),
-                depth=depths.get(frame.get("depth_file_path") or ""),
+                depth=known_depths.get(frame.get("depth_file_path") or ""),
                 depth_unit=known.number("depth_unit_scale_factor", 1e-3, above=0),
                 motion=_motion(known),
             )
