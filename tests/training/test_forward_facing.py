@@ -26,7 +26,7 @@ from voxelfield.runs.train import load_configured_scene
 from voxelfield.settings import CameraConfig, resolve
 from voxelfield.trained.checkpoint_file import load_checkpoint
 from voxelfield.training.session import Session
-from voxelfield.viewer.pictures import Painter, viewpoint_of
+from voxelfield.viewer.pictures import Painter, PictureRequest, viewpoint_of
 from voxelfield.warps.choice import WarpConfig, choose_warp
 from voxelfield.warps.ndc_box import NdcBox
 from voxelfield.warps.nested_boxes import NestedBoxes
@@ -335,7 +335,7 @@ def test_a_capture_is_trained_and_rendered_along_its_usual_path(scene, tmp_path,
 
 def test_the_viewer_tells_depths_from_the_near_plane_on_apart(scene, trained, warp):
     cameras = cameras_at(torch.tensor([0.0]), torch.tensor([0.0]))
-    picture = Painter(trained.result()).picture(viewpoint_of(cameras, 0), "depth", SIZE, SIZE)
+    picture = Painter(trained.result()).picture(PictureRequest(viewpoint_of(cameras, 0), "depth", SIZE, SIZE))
     view = trained.result().render(cameras)
     expected = depth_colors(view.depth, view.opacity, (warp.near, 1e6 * warp.near))
     assert (picture.float() / 255 - expected).abs().mean() < 0.02

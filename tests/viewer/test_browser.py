@@ -14,7 +14,7 @@ from viewer_scene import served_page, session, trained_run
 from voxelfield.datasets.camera_path import read_camera_path
 from voxelfield.runs.watching import TrainingViewer
 from voxelfield.settings import LoggerConfig
-from voxelfield.viewer.pictures import Detail, Painter, viewpoint_of, viewpoint_of_camera
+from voxelfield.viewer.pictures import Detail, Painter, PictureRequest, viewpoint_of, viewpoint_of_camera
 
 # Chromium takes its time on a busy machine, and its timing decides.
 pytestmark = [pytest.mark.long]
@@ -58,7 +58,8 @@ def settled(page) -> None:
 def expected_picture(page, mode: str) -> torch.Tensor:
     camera = only_client(page).camera
     viewpoint = viewpoint_of_camera(camera)
-    return Painter(trained_run()).picture(viewpoint, mode, camera.image_height, camera.image_width, sharp=True)
+    request = PictureRequest(viewpoint, mode, camera.image_height, camera.image_width)
+    return Painter(trained_run()).picture(request, sharp=True)
 
 
 def difference(browser: Browser, expected: torch.Tensor) -> float:

@@ -17,7 +17,7 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.view_pictures import depth_colors
-from voxelfield.viewer.pictures import MODES, Painter, Viewpoint, content_box, viewpoint_of
+from voxelfield.viewer.pictures import MODES, Painter, PictureRequest, Viewpoint, content_box, viewpoint_of
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 
@@ -49,7 +49,7 @@ def test_the_viewpoint_of_a_panorama_shows_a_right_angle():
 
 def test_a_sharp_picture_is_that_of_the_runs_own_renderer(painter, viewpoint):
     direct = trained_run().render(bricks().train.cameras, 3).rgb
-    picture = painter.picture(viewpoint, "rgb", SIZE, SIZE, sharp=True)
+    picture = painter.picture(PictureRequest(viewpoint, "rgb", SIZE, SIZE), sharp=True)
     assert (picture.int() - to_uint8(direct).int()).abs().max() <= 1
     assert picture.float().std() > 20, "the field shows nothing"
 
@@ -61,10 +61,10 @@ def test_supersampling_is_for_sharp_pictures_alone(viewpoint):
     model.sampling = trainer.sampling
     run = replace(run, config=replace(run.config, trainer=trainer), model=model)
     painter = Painter(run)
-    sharp = painter.picture(viewpoint, "rgb", 20, 20, sharp=True)
+    sharp = painter.picture(PictureRequest(viewpoint, "rgb", 20, 20), sharp=True)
     cameras = viewpoint.cameras(20, 20)
     assert (sharp.int() - to_uint8(run.render(cameras).rgb).int()).abs().max() <= 1
-    plain = painter.picture(viewpoint, "rgb", 20, 20)
+    plain = painter.picture(PictureRequest(viewpoint, "rgb", 20, 20))
     assert (plain.int() - to_uint8(trained_run().render(cameras).rgb).int()).abs().max() <= 1
     assert not torch.equal(plain, sharp)
 
@@ -76,8 +76,9 @@ def test_thumbnails_keep_the_aspect():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_bands_make_up_the_whole_picture(painter, viewpoint, mode):
-    whole = painter.picture(viewpoint, mode, 30, 24)
-    bands = [painter.picture(viewpoint, mode, 30, 24, rows=rows) for rows in ((0, 11), (11, 12), (12, 30))]
+    request = PictureRequest(viewpoint, mode, 30, 24)
+    whole = painter.picture(request)
+    bands = [painter.picture(request, rows) for rows in ((0, 11), (11, 12), (12, 30))]
     together = torch.cat(bands)
     assert together.shape == whole.shape
     assert (together.int() - whole.int()).abs().max() <= 1
@@ -91,7 +92,7 @@ def test_depth_is_coloured_from_near_to_far(painter, viewpoint):
     near, far = (camera - camera.clamp(low, high)).norm(), torch.maximum((camera - low).abs(), (camera - high).abs())
     assert near > 0.25 * (high - low).norm(), "the camera is far enough outside for the box to decide"
     expected = to_uint8(depth_colors(view.depth, view.opacity, (float(near), float(far.norm()))))
-    picture = painter.picture(viewpoint, "depth", SIZE, SIZE)
+    picture = painter.picture(PictureRequest(viewpoint, "depth", SIZE, SIZE))
     assert (picture.int() - expected.int()).abs().max() <= 1
     solid = view.opacity > 0.5
     assert len(picture[solid].unique(dim=0)) > 20

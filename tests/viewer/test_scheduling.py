@@ -25,16 +25,17 @@ def test_pictures_become_as_large_as_time_allows():
 
     def settle(pixels_per_second: float) -> int:
         for _ in range(30):
-            height, width = client.size(request, 0.1)
-            client.record(height * width, 0.01 + height * width / pixels_per_second)
-        return height * width
+            reduced = client.reduced(request, 0.1)
+            pixels = reduced.height * reduced.width
+            client.record(pixels, 0.01 + pixels / pixels_per_second)
+        return pixels
 
     slow = settle(5e5)
     assert 0.07 < 0.01 + slow / 5e5 < 0.13
     assert settle(1e9) == 800 * 1200
     assert 0.07 < 0.01 + settle(5e5) / 5e5 < 0.13
-    height, width = client.size(request, 0.1)
-    assert width / height == pytest.approx(1.5, rel=0.02)
+    reduced = client.reduced(request, 0.1)
+    assert reduced.width / reduced.height == pytest.approx(1.5, rel=0.02)
 
 
 class Receiver:
@@ -81,8 +82,7 @@ def request_from(view: int, size: int = 32, mode: str = "rgb") -> PictureRequest
 
 def assert_shows(pixels: torch.Tensor, request: PictureRequest) -> None:
     """Whether a picture is the sharp one of a request."""
-    size = (request.height, request.width)
-    expected = Painter(trained_run()).picture(request.viewpoint, request.mode, *size, sharp=True)
+    expected = Painter(trained_run()).picture(request, sharp=True)
     assert (pixels.int() - expected.int()).abs().max() <= 1
 
 
@@ -121,11 +121,11 @@ def test_a_movement_ends_a_sharp_picture(working, monkeypatch):
     worker, receiver = working()
     original, reached, moved = Painter.picture, threading.Event(), threading.Event()
 
-    def slow(self, *arguments, rows=None, **options):
+    def slow(self, request, rows=None, **options):
         if rows is not None and rows[0] > 0 and not reached.is_set():
             reached.set()
             assert moved.wait(PATIENCE)
-        return original(self, *arguments, rows=rows, **options)
+        return original(self, request, rows, **options)
 
     monkeypatch.setattr(Painter, "picture", slow)
     monkeypatch.setattr("voxelfield.viewer.pictures._BAND_SECONDS", 0.0)
@@ -141,11 +141,11 @@ def test_a_movement_ends_a_sharp_picture(working, monkeypatch):
 def test_what_cannot_be_drawn_for_one_is_drawn_for_others(working, monkeypatch, caplog):
     original, failed = Painter.picture, []
 
-    def picture(self, viewpoint, *arguments, **options):
-        if viewpoint == request_from(1).viewpoint:
-            failed.append(viewpoint)
+    def picture(self, request, *arguments, **options):
+        if request.viewpoint == request_from(1).viewpoint:
+            failed.append(request)
             raise RuntimeError("not from here")
-        return original(self, viewpoint, *arguments, **options)
+        return original(self, request, *arguments, **options)
 
     monkeypatch.setattr(Painter, "picture", picture)
     worker, receiver = working()

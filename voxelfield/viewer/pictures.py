@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -105,6 +105,16 @@ def wxyz_of(c2w: Tensor) -> np.ndarray:
     return quaternions((c2w[:3, :3].double() * _FLIPPED)[None])[0].numpy()
 
 
+@dataclass(frozen=True)
+class PictureRequest:
+    """A picture of one of :data:`MODES`, as a client asks for it; its size is that at rest."""
+
+    viewpoint: Viewpoint
+    mode: str
+    height: int
+    width: int
+
+
 class Painter:
     """Draws a field that does not change, with the settings of its evaluation."""
 
@@ -114,23 +124,15 @@ class Painter:
         self._renderer = functools.cache(lambda supersampling: run.renderer(supersampling=supersampling))
 
     @torch.no_grad()
-    def picture(
-        self,
-        viewpoint: Viewpoint,
-        mode: str,
-        height: int,
-        width: int,
-        *,
-        rows: tuple[int, int] | None = None,
-        sharp: bool = False,
-    ) -> Tensor:
-        """Draws a picture of one of :data:`MODES`, or a band of its rows, (rows, width, 3) uint8 on the CPU.
+    def picture(self, request: PictureRequest, rows: tuple[int, int] | None = None, *, sharp: bool = False) -> Tensor:
+        """Draws a picture, or a band of its rows, (rows, width, 3) uint8 on the CPU.
 
         A sharp one has as many rays per pixel as the run's evaluation instead of one.
         """
+        viewpoint = request.viewpoint
         renderer = self._renderer(self._run.trainer.evaluation.supersampling if sharp else 1)
-        view = renderer.view(viewpoint.cameras(height, width, rows).to(self._run.model.device), 0)
-        return to_uint8(picture(view, mode, self._depths(viewpoint.matrix[:3, 3]))).cpu()
+        cameras = viewpoint.cameras(request.height, request.width, rows).to(self._run.model.device)
+        return to_uint8(picture(renderer.view(cameras, 0), request.mode, self._depths(viewpoint.matrix[:3, 3]))).cpu()
 
     def _depths(self, camera: Tensor) -> tuple[float, float]:
         """Returns the depths of the first and the last colour for a camera at a position (3,), world units."""
@@ -155,16 +157,6 @@ def content_box(run: TrainedModel) -> Tensor:
     return (occupancy.bounds() if bool(occupancy.occupied.any()) else occupancy.aabb).cpu()
 
 
-@dataclass(frozen=True)
-class PictureRequest:
-    """A client's request for a picture, with the size that it has at rest."""
-
-    viewpoint: Viewpoint
-    mode: str
-    height: int
-    width: int
-
-
 class Detail(IntEnum):
     """Level of detail at which a request has been drawn, or is being drawn."""
 
@@ -184,11 +176,12 @@ class _Client:
     def change(self, request: PictureRequest) -> None:
         self.request, self.changed, self.detail = request, time.perf_counter(), Detail.NONE
 
-    def size(self, request: PictureRequest, seconds: float) -> tuple[int, int]:
-        """Returns height and width of a picture that is drawn and delivered in ``seconds``."""
+    def reduced(self, request: PictureRequest, seconds: float) -> PictureRequest:
+        """Returns the request with a size at which its picture is drawn and delivered in ``seconds``."""
         pixels = max(_FEWEST_PIXELS, self.pixels_per_second * seconds)
         scale = min(1.0, math.sqrt(pixels / (request.height * request.width)))
-        return max(1, round(request.height * scale)), max(1, round(request.width * scale))
+        height, width = (max(1, round(side * scale)) for side in (request.height, request.width))
+        return replace(request, height=height, width=width)
 
     def record(self, pixels: int, seconds: float) -> None:
         """Adapts the size of later pictures to how long one took."""
@@ -305,8 +298,7 @@ class RenderWorker:
             if pixels is None:
                 return
         else:
-            size = client.size(request, 1 / self.frames_per_second)
-            pixels = painter.picture(request.viewpoint, request.mode, *size)
+            pixels = painter.picture(client.reduced(request, 1 / self.frames_per_second))
         self._deliver(client.client_id, pixels, sharp, time.perf_counter() - started)
         now = time.perf_counter()
         if sharp:
@@ -317,7 +309,7 @@ class RenderWorker:
 
     def _sharp(self, painter: Painter, client: _Client, request: PictureRequest) -> Tensor | None:
         """Draws a picture of full size in bands; returns None as soon as it is no longer wanted."""
-        bands, first, size = [], 0, (request.height, request.width)
+        bands, first = [], 0
         pixels_per_second = client.pixels_per_second
         while first < request.height:
             with self._wake:
@@ -330,7 +322,7 @@ class RenderWorker:
             rows = max(8, round(_BAND_SECONDS * pixels_per_second / request.width))
             end = first + rows if first + rows <= request.height - 8 else request.height
             started = time.perf_counter()
-            bands.append(painter.picture(request.viewpoint, request.mode, *size, rows=(first, end), sharp=True))
+            bands.append(painter.picture(request, (first, end), sharp=True))
             pixels_per_second = (end - first) * request.width / max(time.perf_counter() - started, 1e-6)
             first = end
         return torch.cat(bands)
