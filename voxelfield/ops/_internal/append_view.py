@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from voxelfield.foundation.checks import check_index, coordinate_dtype
@@ -39,11 +37,12 @@ def _results(geometry: Tensor, degree: int) -> tuple[Tensor, Tensor]:
     return inputs, geometry.new_empty(rows, dtype=coordinate_dtype(geometry.dtype))
 
 
-def _gradients(grad_inputs: Tensor, grad_raw: Tensor, geometry: Tensor) -> dict[str, Any]:
-    return {"geometry": _append_view_backward(grad_inputs, grad_raw, geometry.shape[1])}
-
-
-_append_view = declare("append_view", _results, gradients=_gradients, constants=("directions",))
+_append_view = declare(
+    "append_view",
+    _results,
+    gradients=lambda geometry, backward: backward(geometry_size=geometry.shape[1]),
+    differentiable=("geometry",),
+)
 _append_view_backward = declare(
     "append_view_backward",
     lambda grad_inputs, geometry_size: grad_inputs.new_empty(grad_inputs.shape[0], geometry_size),

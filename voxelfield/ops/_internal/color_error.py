@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from voxelfield.foundation.autograd import MaybeTensor
 from voxelfield.foundation.checks import check_index
 from voxelfield.ops._table import declare
 
@@ -64,23 +61,11 @@ def sample_color_error(
     return error
 
 
-def _gradients(
-    grad: Tensor,
-    colors: Tensor,
-    truth: Tensor,
-    weights: MaybeTensor,
-    ray_index: MaybeTensor,
-    rays_per_pixel: int,
-    rays_kept: MaybeTensor,
-) -> dict[str, Any]:
-    return {"colors": _color_error_backward(grad, colors, truth, weights, ray_index, rays_per_pixel, rays_kept)}
-
-
 _color_error = declare(
     "color_error",
     lambda colors: colors.new_empty(()),
-    gradients=_gradients,
-    constants=("truth", "weights"),
+    gradients=lambda backward: backward(),
+    differentiable=("colors",),
     public="an error of colours",
 )
 _color_error_backward = declare(

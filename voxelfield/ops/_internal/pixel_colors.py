@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -48,16 +49,13 @@ def pixel_colors(
 
 def _gradients(
     grad: Tensor,
-    rgb: Tensor,
     opacity: Tensor,
     background: Tensor,
     rays_per_pixel: int,
-    srgb: bool,
     needs: set[str],
+    backward: Callable[[], dict[str, Any]],
 ) -> dict[str, Any]:
-    found = {}
-    if needs & {"rgb", "opacity"}:
-        found["rgb"], found["opacity"] = _pixel_colors_backward(grad, rgb, opacity, background, rays_per_pixel, srgb)
+    found = backward() if needs & {"rgb", "opacity"} else {}
     if "background" in needs:
         through = 1 - opacity.unflatten(0, (-1, rays_per_pixel)).mean(dim=1)
         found["background"] = (through[:, None] * grad).sum_to_size(background.shape)
@@ -68,6 +66,7 @@ _pixel_colors = declare(
     "pixel_colors",
     lambda rgb, rays_per_pixel: rgb.new_empty(rgb.shape[0] // rays_per_pixel, 3),
     gradients=_gradients,
+    differentiable=("rgb", "opacity", "background"),
 )
 _pixel_colors_backward = declare(
     "pixel_colors_backward",
