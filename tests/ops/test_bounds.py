@@ -15,8 +15,7 @@ from torch.nn import functional as F
 
 from voxelfield import Lens, _library, ops
 from voxelfield.fields.decoders import spherical_harmonics
-from voxelfield.ops._internal.append_view import append_view
-from voxelfield.ops._internal.color_error import sample_color_error
+from voxelfield.ops._internal.color import append_view, sample_color_error
 from voxelfield.ops._internal.pixel_rays import pixel_rays
 from voxelfield.warps.nested_boxes import NestedBoxes
 

@@ -204,7 +204,7 @@ def check_ray_offsets(ray_offsets: Tensor, samples: int, like_name: str, like: T
 
 def check_order(ray_offsets: Tensor, samples: int, like_name: str) -> None:
     """Raises unless offsets do not decrease and lie in 0..samples, if their values can be read."""
-    if _offsets_fit(ray_offsets, samples):
+    if offsets_fit(ray_offsets, samples):
         return
     falls = ray_offsets[1:] < ray_offsets[:-1]
     if falls.any():
@@ -215,7 +215,7 @@ def check_order(ray_offsets: Tensor, samples: int, like_name: str) -> None:
     raise ArgumentValueError(f"ray_offsets must lie in 0..{samples}, as {like_name} has rows, got {first}..{last}")
 
 
-def _offsets_fit(ray_offsets: Tensor, samples: int) -> bool:
+def offsets_fit(ray_offsets: Tensor, samples: int) -> bool:
     """Tells whether offsets do not decrease and lie in 0..samples; True if their values cannot be read."""
     if not is_readable(ray_offsets):
         return True

@@ -6,6 +6,7 @@ A row is declared beside the public function that calls the op::
         "pixel_colors",
         results=lambda rgb, rays_per_pixel: rgb.new_empty(rgb.shape[0] // rays_per_pixel, 3),
         gradients=_gradients,
+        differentiable=("rgb", "opacity", "background"),
     )
     _pixels_backward = declare("pixel_colors_backward", results=..., refusal="... is differentiable once; ...")
 
@@ -18,11 +19,11 @@ The schema itself is in ``extension/module/library.cpp`` and is read from there;
   and those under ``torch.func`` and forward mode.
 - the derivative, of one of these kinds (:attr:`Op.derivative`):
 
-  - ``"once"``: ``gradients`` returns the gradients by name, as in ``{"rgb": ...}``. It takes what it needs by name:
-    arguments and results of the op, ``needs``, the names of the arguments that require a gradient, and the gradients
-    that arrive: ``grad`` if the only result has no name, else ``grad_NAME`` for the result NAME. ``backward``
-    is a function that runs the op's backward op on what that op's schema names, and on what it is passed by name; it
-    returns the gradients by name. ``differentiable`` names the arguments that get gradients.
+  - ``"gradients"``: ``gradients`` returns gradients by the names of arguments, as in ``{"rgb": ...}``, and
+    ``differentiable`` names all arguments that can get one. Its parameters are arguments and results of the op, and the
+    gradients that arrive: ``grad`` if the only result has no name, else ``grad_NAME`` for the result NAME. ``needs``
+    is the set of the arguments that require a gradient. ``backward`` is a function that runs the op NAME_backward on
+    what the schema of that op names, and on what it is passed by name; it returns gradients by name too.
   - ``"last"``: ``refusal`` is the message with which a derivative is refused. Backward ops are such.
   - ``"formula"``: ``formula`` differentiates the op any number of times. It takes all arguments in the order of the
     schema, and applies autograd Functions to them.
@@ -120,8 +121,8 @@ class Op:
 
     @property
     def derivative(self) -> str:
-        """The kind of derivative: ``"once"``, ``"last"``, ``"formula"`` or ``"none"``."""
-        return "formula" if self.formula else "once" if self.gradients else "last" if self.refusal else "none"
+        """The kind of derivative: ``"gradients"``, ``"last"``, ``"formula"`` or ``"none"``."""
+        return "formula" if self.formula else "gradients" if self.gradients else "last" if self.refusal else "none"
 
     def register(self) -> None:
         """Reads the schema, and registers shapes, derivative, batching rule and version counters with torch."""
@@ -135,7 +136,7 @@ class Op:
         lists = [i for i, kind in enumerate(self._kinds) if kind == "List[Tensor]"]
         self._list_at = lists[0] if len(lists) == 1 else None
         self._check = None if self.check is None else self._by_name(self.check)
-        self._apply = self._make_formula() if self.derivative in ("once", "last") else self.formula
+        self._apply = self._make_formula() if self.derivative in ("gradients", "last") else self.formula
         if self.results is not None:
             torch.library.register_fake(f"voxelfield::{self.name}", self._make_fake(self.results))
         elif not self.outputs:
@@ -219,7 +220,7 @@ class Op:
     def _make_formula(self) -> Callable[..., Any]:
         """Returns a function of all arguments that applies a Function with the declared gradients, or a refusal."""
         apply, count = _function_of(self).apply, len(self.outputs)
-        constants = set(self.tensors).difference(self.differentiable) if self.derivative == "once" else set()
+        constants = set(self.tensors).difference(self.differentiable) if self.derivative == "gradients" else set()
         held = [i for i, name in enumerate(self.arguments) if name in constants]
 
         def formula(*arguments: Any) -> Any:
