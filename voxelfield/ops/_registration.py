@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from voxelfield import _library
-from voxelfield.foundation.autograd import below_autograd, functorch_active
+from voxelfield.foundation.private_torch import below_autograd, functorch_active
 
 F = TypeVar("F", bound=Callable[..., Any])
 Rule = Callable[..., tuple[Any, Any]]

@@ -55,13 +55,12 @@ from voxelfield import _library
 from voxelfield.foundation.autograd import (
     MaybeTensor,
     OpFunction,
-    forward_mode_active,
     hold_constant,
-    traces_ops,
 )
 from voxelfield.foundation.private_torch import (
     add_batch_dim,
     below_autograd,
+    forward_mode_level,
     functorch_active,
     remove_batch_dim,
 )
@@ -151,19 +150,19 @@ class Op:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Runs the op in any situation."""
-        _library.ensure_loaded(_device_type((*arguments, *named.values())))
+        first = arguments[0] if arguments else None
+        _library.ensure_loaded(
+            first.device.type if isinstance(first, Tensor) else _device_type((*arguments, *named.values()))
+        )
         if named:
             arguments = (*arguments, *[named.pop(name) for name in self.arguments[len(arguments) :]])
             if named:
                 raise TypeError(f"{self.name} has no arguments {list(named)}")
         try:
-            if traces_ops():
+            if torch.compiler.is_compiling() or torch.jit.is_tracing():
                 return self.raw(*self._with_constants(arguments))
-            if forward_mode_active():
-                if self._check is not None:
-                    self._check(*arguments)
-                run = self.raw if self._apply is None else self._apply
-                return run(*self._with_constants(arguments))
+            if functorch_active() or forward_mode_level() >= 0:
+                return self._run_transformed(arguments)
             if self._apply is not None:
                 return self._apply(*arguments)
             with torch.no_grad() if self.written else below_autograd():
@@ -171,6 +170,13 @@ class Op:
         except RuntimeError as error:
             explain(error, zip(self.arguments, self._kinds, arguments, strict=True), self._named_tensors(arguments))
             raise
+
+    def _run_transformed(self, arguments: Sequence[Any]) -> Any:
+        """Runs the op under ``torch.func``, or while tensors may carry tangents."""
+        if self._check is not None:
+            self._check(*arguments)
+        run = self.raw if self._apply is None else self._apply
+        return run(*self._with_constants(arguments))
 
     def _with_constants(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """Detaches tensors that get no gradient; raises if one of them carries a tangent or is mapped."""
@@ -308,6 +314,16 @@ class Op:
         return result
 
 
+def run_raw(name: str) -> staticmethod[..., Any]:
+    """Returns a ``forward`` for an autograd Function of the arguments of an op: it runs the op."""
+
+    def forward(*inputs: Any) -> Any:
+        with below_autograd():
+            return TABLE[name].raw(*inputs)
+
+    return staticmethod(forward)
+
+
 def _cannot_be_mapped(public: str) -> str:
     return f"{public} cannot be mapped by torch.vmap: call it once with the inputs of all calls"
 
@@ -335,7 +351,8 @@ def _function_of(op: Op) -> type[OpFunction]:
 
     def run_backward(named: dict[str, Any], **more: Any) -> dict[str, Any]:
         backward, named = TABLE[backward_name], named | more
-        found = backward(**{name: named[name] for name in backward.arguments})
+        assert backward._apply is not None
+        found = backward._apply(*[named[name] for name in backward.arguments])
         found = found if isinstance(found, tuple) else (found,)
         return {name.removeprefix("grad_"): x for name, x in zip(backward.outputs, found, strict=True)}
 
