@@ -55,15 +55,18 @@ class OpFunction(Function):
         If no gradient is recorded, the op runs directly. Otherwise the inputs are not bound to the signature of
         ``forward``: only ``torch.func`` needs that, and it takes longer than everything else.
         """
-        if functorch_active():
-            return super().apply(*inputs)
-        if forward_mode_level() >= 0:
-            return cls.record(*unwrap_dead_wrappers(inputs))
+        if functorch_active() or forward_mode_level() >= 0:
+            return cls.apply_transformed(*inputs)
         if torch.is_grad_enabled():
             for x in inputs:
                 if isinstance(x, Tensor) and x.requires_grad:
                     return cls.record(*unwrap_dead_wrappers(inputs))
         return cls.forward(*inputs)
+
+    @classmethod
+    def apply_transformed(cls, *inputs: Any) -> Any:
+        """Applies the Function under ``torch.func`` or in forward mode."""
+        return super().apply(*inputs) if functorch_active() else cls.record(*unwrap_dead_wrappers(inputs))
 
 
 def hold_constant(op: str, **inputs: Tensor | None) -> tuple[Any, ...]:

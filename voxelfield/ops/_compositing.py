@@ -83,9 +83,9 @@ class PackedFunction(OpFunction):
     """
 
     @classmethod
-    def apply(cls, *inputs: Any) -> Any:
+    def apply_transformed(cls, *inputs: Any) -> Any:
         """Applies the Function, or in forward mode its formula."""
-        return cls.formula(*inputs) if forward_mode_level() >= 0 else super().apply(*inputs)
+        return cls.formula(*inputs) if forward_mode_level() >= 0 else super().apply_transformed(*inputs)
 
     @staticmethod
     def formula(*inputs: Any) -> Any:

@@ -55,6 +55,7 @@ from voxelfield import _library
 from voxelfield.foundation.autograd import (
     MaybeTensor,
     OpFunction,
+    forward_mode_active,
     hold_constant,
 )
 from voxelfield.foundation.private_torch import (
@@ -150,14 +151,10 @@ class Op:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Runs the op in any situation."""
-        first = arguments[0] if arguments else None
-        _library.ensure_loaded(
-            first.device.type if isinstance(first, Tensor) else _device_type((*arguments, *named.values()))
-        )
         if named:
-            arguments = (*arguments, *[named.pop(name) for name in self.arguments[len(arguments) :]])
-            if named:
-                raise TypeError(f"{self.name} has no arguments {list(named)}")
+            arguments = self._in_order(arguments, named)
+        first = arguments[0]
+        _library.ensure_loaded(first.device.type if isinstance(first, Tensor) else _device_type(arguments))
         try:
             if torch.compiler.is_compiling() or torch.jit.is_tracing():
                 return self.raw(*self._with_constants(arguments))
@@ -170,6 +167,15 @@ class Op:
         except RuntimeError as error:
             explain(error, zip(self.arguments, self._kinds, arguments, strict=True), self._named_tensors(arguments))
             raise
+
+    def _in_order(self, arguments: Sequence[Any], named: dict[str, Any]) -> tuple[Any, ...]:
+        """Returns all arguments in the order of the schema."""
+        _library.ensure_loaded(_device_type((*arguments, *named.values())))
+        if {*named} != {*self.arguments[len(arguments) :]}:
+            raise TypeError(
+                f"{self.name} has the arguments {list(self.arguments)}, got {len(arguments)}, {list(named)}"
+            )
+        return (*arguments, *[named[name] for name in self.arguments[len(arguments) :]])
 
     def _run_transformed(self, arguments: Sequence[Any]) -> Any:
         """Runs the op under ``torch.func``, or while tensors may carry tangents."""
@@ -230,6 +236,9 @@ class Op:
         held = [i for i, name in enumerate(self.arguments) if name in constants]
 
         def formula(*arguments: Any) -> Any:
+            if not (torch.is_grad_enabled() or forward_mode_active()):
+                with below_autograd():
+                    return self.raw(*arguments)
             inputs = list(arguments)
             for i in held:
                 if isinstance(inputs[i], Tensor) and inputs[i].requires_grad:
@@ -344,13 +353,13 @@ def _function_of(op: Op) -> type[OpFunction]:
     if "backward" in read:
         schema = getattr(torch.ops.voxelfield, backward_name).default._schema
         read += [x.name for x in schema.arguments if x.name not in read]
-    saved = [name for name in read if name in op.tensors]
+    stored = [name for name in read if name in op.tensors or name in op.outputs]
     plain = [name for name in read if name in op.arguments and name not in op.tensors]
-    kept = [name for name in read if name in op.outputs]
     arriving = [f"grad_{name}" if name else "grad" for name in op.outputs]
 
     def run_backward(named: dict[str, Any], **more: Any) -> dict[str, Any]:
-        backward, named = TABLE[backward_name], named | more
+        backward = TABLE[backward_name]
+        named.update(more)
         assert backward._apply is not None
         found = backward._apply(*[named[name] for name in backward.arguments])
         found = found if isinstance(found, tuple) else (found,)
@@ -365,11 +374,12 @@ def _function_of(op: Op) -> type[OpFunction]:
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            if gradients is None:
+                return
             named = dict(zip(op.arguments, op.nested(inputs), strict=True))
-            if kept:
-                named.update(zip(op.outputs, output if isinstance(output, tuple) else (output,), strict=True))
+            named.update(zip(op.outputs, output if isinstance(output, tuple) else (output,), strict=True))
             ctx.plain = {name: named[name] for name in plain}
-            tensors = [named[name] for name in (*kept, *saved)]
+            tensors = [named[name] for name in stored]
             ctx.lengths = [len(x) if isinstance(x, list) else None for x in tensors]
             ctx.save_for_backward(*_unpacked(tensors))
 
@@ -379,14 +389,18 @@ def _function_of(op: Op) -> type[OpFunction]:
                 raise NotImplementedError(refusal)
             tensors = iter(ctx.saved_tensors)
             named = {**ctx.plain, **dict(zip(arriving, grads, strict=True))}
-            for name, length in zip((*kept, *saved), ctx.lengths, strict=True):
+            for name, length in zip(stored, ctx.lengths, strict=True):
                 named[name] = next(tensors) if length is None else [next(tensors) for _ in range(length)]
-            needed = dict(zip(op.arguments, op.nested(ctx.needs_input_grad), strict=True))
-            named["needs"] = {name for name, need in needed.items() if need is True or (need and any(need))}
+            needs = dict(zip(op.arguments, op.nested(ctx.needs_input_grad), strict=True))
+            if "needs" in parameters:
+                named["needs"] = {name for name, need in needs.items() if any(_unpacked([need]))}
             named["backward"] = partial(run_backward, named)
             found = gradients(**{name: named[name] for name in parameters})
-            absent = {name: [None] * len(need) if isinstance(need, list) else None for name, need in needed.items()}
-            return tuple(_unpacked((absent | found).values()))
+            flat: list[MaybeTensor] = []
+            for name, need in needs.items():
+                x = found.get(name)
+                flat += (x or [None] * len(need)) if isinstance(need, list) else [x]
+            return tuple(flat)
 
         @staticmethod
         def jvp(ctx: Any, *tangents: MaybeTensor) -> None:
