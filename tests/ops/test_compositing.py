@@ -693,6 +693,15 @@ def test_wrong_arguments_are_named(name, kind):
             ray_weights(inputs["density"], inputs["dt"], inputs["ray_offsets"])
 
 
+def test_tensors_that_torch_func_leaves_behind_get_gradients():
+    inputs, kept = make("cpu", counts=[2, 3]), []
+    density = inputs["density"].requires_grad_()
+    torch.func.grad(lambda x: (kept.append(x), x.sum())[1])(density)
+    (expected,) = torch.autograd.grad(composite(**inputs).rgb.sum(), density)
+    composite(**{**inputs, "density": kept[0]}).rgb.sum().backward()
+    assert torch.equal(density.grad, expected)
+
+
 def test_colors_have_channels():
     with pytest.raises(ValueError, match="rgb must have at least one channel, got none"):
         composite(**make("cpu", counts=[2], channels=0))

@@ -172,9 +172,7 @@ class Op:
         """Returns all arguments in the order of the schema."""
         _library.ensure_loaded(_device_type((*arguments, *named.values())))
         if {*named} != {*self.arguments[len(arguments) :]}:
-            raise TypeError(
-                f"{self.name} has the arguments {list(self.arguments)}, got {len(arguments)}, {list(named)}"
-            )
+            raise TypeError(f"{self.name} must have {self.arguments}, got {len(arguments)} and {tuple(named)}")
         return (*arguments, *[named[name] for name in self.arguments[len(arguments) :]])
 
     def _run_transformed(self, arguments: Sequence[Any]) -> Any:
