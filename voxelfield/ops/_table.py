@@ -156,13 +156,16 @@ class Op:
         first = arguments[0]
         _library.ensure_loaded(first.device.type if isinstance(first, Tensor) else _device_type(arguments))
         try:
+            if self.written:
+                with torch.no_grad():
+                    return self.raw(*arguments)
             if torch.compiler.is_compiling() or torch.jit.is_tracing():
                 return self.raw(*self._with_constants(arguments))
             if functorch_active() or forward_mode_level() >= 0:
                 return self._run_transformed(arguments)
             if self._apply is not None:
                 return self._apply(*arguments)
-            with torch.no_grad() if self.written else below_autograd():
+            with below_autograd():
                 return self.raw(*arguments)
         except RuntimeError as error:
             explain(error, zip(self.arguments, self._kinds, arguments, strict=True), self._named_tensors(arguments))
@@ -184,7 +187,7 @@ class Op:
 
     def _with_constants(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """Detaches tensors that get no gradient; raises if one of them carries a tangent or is mapped."""
-        if self.derivative in ("formula", "last") or self.written:
+        if self.derivative in ("formula", "last"):
             return arguments
         tensors = self._named_tensors(arguments)
         flat = {name: x for name, x in tensors.items() if name.split("[")[0] not in self.differentiable}
