@@ -1,4 +1,4 @@
-"""The raw compositing ops of packed rays: checks, shapes under a compiler, derivatives."""
+"""The raw compositing ops of packed rays: shapes under a compiler, and derivatives."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from voxelfield.ops.ray_sums import EXCLUSIVE, scan, spread, total
 Results = tuple[Tensor, ...]
 
 
-def int64_offsets(ray_offsets: Any, values: Any) -> Any:
-    """Returns offsets as int64 if they are int32; raises if they fall or leave the rows of ``values``.
+def int64_offsets(ray_offsets: Any, name: str, values: Any) -> Any:
+    """Returns offsets as int64 if they are int32; raises if they fall or leave the rows of ``values``, called ``name``.
 
     That is for Python to look at, because kernels do not wait for the values. All else is left to the kernels.
     """
@@ -34,7 +34,7 @@ def int64_offsets(ray_offsets: Any, values: Any) -> Any:
         if ray_offsets.dtype is torch.int32:
             ray_offsets = ray_offsets.long()
         if ray_offsets.dtype is torch.int64:
-            check_order(ray_offsets, values.shape[0], "density")
+            check_order(ray_offsets, values.shape[0], name)
     return ray_offsets
 
 
