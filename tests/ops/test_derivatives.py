@@ -446,17 +446,17 @@ def cells_and_indices():
     words, index, offset = torch.full((1, 1, 1), -1), torch.zeros(8, dtype=torch.int64), offsets()
     directions, geometry, weights, rows = rays()["directions"], singles(8, 5), doubles(8), doubles(6, 5)
     network, truth = [doubles(7, 5), doubles(3, 7)], doubles(2, 3)
-    alike = "sums along rays|_visible_samples"
+    alike = "sums along rays|select_samples"
     return {
         "pack_occupancy": ("pack_occupancy", cells(), lambda x: ops.pack_occupancy(x).words),
         "empty_distance": ("empty_distance", cells(), empty_distance),
         "march_rays": ("pack_occupancy", cells(), lambda x: ops.march_rays(**march, occupied=x)),
         "march_rays bits": (
-            "count_ray_samples",
+            "march_rays",
             words,
             lambda x: ops.march_rays(**march, occupied=ops.OccupancyBits(x, (3, 3, 3))),
         ),
-        "march_levels": ("count_level_intervals", cells()[None], lambda x: ops.march_levels(**levels, occupied=x)),
+        "march_levels": ("march_levels", cells()[None], lambda x: ops.march_levels(**levels, occupied=x)),
         "render_grid": ("pack_occupancy", cells(), lambda x: ops.render_grid(**render, occupied=x)),
         "render_grid distances": ("render_grid", cells().byte(), lambda x: ops.render_grid(**render, occupied=x)),
         "render_grid density": (
@@ -491,7 +491,7 @@ def cells_and_indices():
         ),
         "mlp": ("mlp", torch.tensor(4), lambda x: ops.mlp(rows, network, count=x)),
         "touched_vertices": (
-            "touched_vertices_",
+            "touched_vertices",
             torch.zeros(1, 5, dtype=torch.int32),
             lambda x: touched_vertices(torch.ones(4, 4, 8, 2), x),
         ),

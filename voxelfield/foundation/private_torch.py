@@ -5,8 +5,8 @@ A torch that renames one of them breaks this module alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,15 +16,12 @@ from torch.autograd import forward_ad
 __all__ = [
     "add_batch_dim",
     "below_autograd",
-    "constant_for_compilers",
     "forward_mode_level",
     "functorch_active",
     "is_mapped",
     "remove_batch_dim",
     "unwrap_dead_wrappers",
 ]
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 # PyTorch's manual for custom operators calls the kernels below autograd in this way, in C++. torch.no_grad() would run
 # the autograd kernel again. The second of the two dispatch keys that this guard excludes only tracks views: with it, a
@@ -64,9 +61,3 @@ def is_mapped(x: Tensor) -> bool:
     while wrappers.is_gradtrackingtensor(x):
         x = wrappers.get_unwrapped(x)
     return bool(wrappers.is_batchedtensor(x))
-
-
-def constant_for_compilers(function: F) -> F:
-    """Marks a function as ``torch.compiler.assume_constant_result`` does, without its import, which takes a second."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function

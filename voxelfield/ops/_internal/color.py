@@ -176,11 +176,11 @@ _color_error = declare(
     lambda colors: colors.new_empty(()),
     gradients=lambda backward: backward(),
     differentiable=("colors",),
-    public="an error of colours",
+    public="pixel_color_error and sample_color_error",
 )
 _color_error_backward = declare(
     "color_error_backward",
     lambda colors: colors.new_empty(colors.shape),
-    public="an error of colours",
+    public="pixel_color_error and sample_color_error",
     refusal="errors of colours are differentiable once; a second derivative was asked for",
 )

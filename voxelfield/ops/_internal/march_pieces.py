@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from voxelfield.foundation.autograd import hold_constant
 from voxelfield.foundation.checks import check_rays
 from voxelfield.ops._packing import PackedSamples
 from voxelfield.ops._table import declare
@@ -47,6 +48,7 @@ def march_pieces(
         ray from one piece to the next.
     """
     offset = check_rays(origins, directions, near, far, offset)
+    (aabb,) = hold_constant("march_pieces", aabb=aabb)
     pieces = pieces_of(boxes)
     origins, directions, near, far = _cut_rays(origins, directions, near, far, offset, list(boxes), step)
     offset = offset.repeat_interleave(pieces)
