@@ -59,7 +59,7 @@ std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, 
   const CudaBackend::Guard guard(input);
   const MlpInputs in(input, weights, count);
   const Network& network = in.mlp.network;
-  check_tensor("mlp: grad_output", grad_output, {in.rows.capacity, network.out()}, ScalarType::Half, in.input);
+  check_tensor("grad_output", grad_output, {in.rows.capacity, network.out()}, ScalarType::Half, in.input);
   const Tensor grads = by_vectors(grad_output, in.mlp.output_pitch, in.mlp.few_outputs() ? 1 : kOutputWidth);
   Tensor grad_input = new_empty(in.input, {in.rows.capacity, in.mlp.input_pitch}, ScalarType::Half);
   std::vector<Tensor> grad_weights;

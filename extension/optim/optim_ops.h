@@ -353,8 +353,8 @@ struct OptimOps {
   static void copy_touched(const Tensor& grid, const OptionalTensor& ids, int64_t first, const Tensor& table,
                            const Tensor& packed, bool unpacks) {
     const ScalarType dtype = grid.scalar_type();
-    STD_TORCH_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
-                    "grid must be float32, float16 or bfloat16, got ", torch::headeronly::toString(dtype));
+    VOXELFIELD_CHECK_TYPE(dtype == ScalarType::Float || dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
+                          "grid must be float32, float16 or bfloat16, got ", dtype_name(dtype));
     const typename Backend::Guard guard(grid);
     contiguous_data("packed", packed, {kAny, grid.size(3)}, dtype, grid);
     const CopyTouched copy{

@@ -14,19 +14,20 @@ from torch.autograd import forward_ad
 
 from voxelfield import _library, ops
 from voxelfield.ops import _internal
-from voxelfield.ops._internal.append_view import append_view
-from voxelfield.ops._internal.color_error import pixel_color_error, sample_color_error
+from voxelfield.ops._internal.color import append_view, pixel_color_error, pixel_colors, sample_color_error
 from voxelfield.ops._internal.empty_distance import empty_distance
 from voxelfield.ops._internal.lens import lens_points, lens_rays
 from voxelfield.ops._internal.march_pieces import march_pieces
 from voxelfield.ops._internal.march_visible import march_visible
-from voxelfield.ops._internal.pixel_colors import pixel_colors
+from voxelfield.ops._internal.optim import touched_vertices
 from voxelfield.ops._internal.pixel_rays import pixel_rays
-from voxelfield.ops._internal.render_baked_image import render_baked_image
-from voxelfield.ops._internal.render_grid_image import PackedSHGrid, render_grid_image
-from voxelfield.ops._internal.render_pyramid_image import render_pyramid_image
+from voxelfield.ops._internal.render_image import (
+    PackedSHGrid,
+    render_baked_image,
+    render_grid_image,
+    render_pyramid_image,
+)
 from voxelfield.ops._internal.sparse_grid import atlas_coordinates
-from voxelfield.ops._internal.tiles import touched_vertices
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 OFFSETS = [0, 3, 3, 8]
@@ -445,17 +446,17 @@ def cells_and_indices():
     words, index, offset = torch.full((1, 1, 1), -1), torch.zeros(8, dtype=torch.int64), offsets()
     directions, geometry, weights, rows = rays()["directions"], singles(8, 5), doubles(8), doubles(6, 5)
     network, truth = [doubles(7, 5), doubles(3, 7)], doubles(2, 3)
-    alike = "sums along rays|_visible_samples"
+    alike = "sums along rays|select_samples"
     return {
         "pack_occupancy": ("pack_occupancy", cells(), lambda x: ops.pack_occupancy(x).words),
         "empty_distance": ("empty_distance", cells(), empty_distance),
         "march_rays": ("pack_occupancy", cells(), lambda x: ops.march_rays(**march, occupied=x)),
         "march_rays bits": (
-            "count_ray_samples",
+            "march_rays",
             words,
             lambda x: ops.march_rays(**march, occupied=ops.OccupancyBits(x, (3, 3, 3))),
         ),
-        "march_levels": ("count_level_intervals", cells()[None], lambda x: ops.march_levels(**levels, occupied=x)),
+        "march_levels": ("march_levels", cells()[None], lambda x: ops.march_levels(**levels, occupied=x)),
         "render_grid": ("pack_occupancy", cells(), lambda x: ops.render_grid(**render, occupied=x)),
         "render_grid distances": ("render_grid", cells().byte(), lambda x: ops.render_grid(**render, occupied=x)),
         "render_grid density": (
@@ -490,7 +491,7 @@ def cells_and_indices():
         ),
         "mlp": ("mlp", torch.tensor(4), lambda x: ops.mlp(rows, network, count=x)),
         "touched_vertices": (
-            "touched_vertices_",
+            "touched_vertices",
             torch.zeros(1, 5, dtype=torch.int32),
             lambda x: touched_vertices(torch.ones(4, 4, 8, 2), x),
         ),

@@ -20,9 +20,9 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import unwrap_dead_wrappers
 
-from voxelfield.foundation.autograd import MaybeTensor, OpFunction, below_autograd, forward_mode_active, traces_ops
+from voxelfield.foundation.autograd import MaybeTensor, OpFunction, forward_mode_active, traces_ops
+from voxelfield.foundation.private_torch import below_autograd, unwrap_dead_wrappers
 from voxelfield.ops._registration import register_autograd, register_batching
 
 Apply = Callable[..., Any]

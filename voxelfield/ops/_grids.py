@@ -14,7 +14,7 @@ from torch.autograd.function import BackwardCFunction
 
 from voxelfield import _library
 from voxelfield.foundation import constants
-from voxelfield.foundation.autograd import MaybeTensor, OpFunction, below_autograd, forward_mode_active, needs_long_path
+from voxelfield.foundation.autograd import MaybeTensor, OpFunction, forward_mode_active, needs_long_path
 from voxelfield.foundation.checks import (
     FLOATING,
     INTEGERS,
@@ -32,6 +32,7 @@ from voxelfield.foundation.errors import (
     explain_memory,
     stop_if_out_of_memory,
 )
+from voxelfield.foundation.private_torch import below_autograd
 from voxelfield.ops import _derivatives
 from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Splat, register_lookup
 from voxelfield.ops._registration import fake, register_autograd, register_batching

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from voxelfield.foundation.autograd import MaybeTensor, OpFunction, below_autograd, needs_long_path
+from voxelfield.foundation.autograd import MaybeTensor, OpFunction, needs_long_path
 from voxelfield.foundation.checks import (
     check_choice,
     check_dtype,
@@ -18,6 +18,7 @@ from voxelfield.foundation.checks import (
     coordinate_dtype,
 )
 from voxelfield.foundation.errors import EXPLAINED_LATER, ArgumentValueError, explain_memory, stop_if_out_of_memory
+from voxelfield.foundation.private_torch import below_autograd
 from voxelfield.ops._derivatives import PointGradient, Splat
 from voxelfield.ops._grids import PADDINGS, Mode, Padding, check_grid_dtype, known_stencil, shared_grid
 from voxelfield.ops.grid import sample_trilinear
