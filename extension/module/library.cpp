@@ -40,29 +40,28 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   m.def("constants() -> int[]");
 
   // Trilinear sampling of grids (X, Y, Z, C) of one or several resolutions at points (N, 3) of the unit cube. Channels
-  // are concatenated, or summed over grids with `sum`. Grids (B, X, Y, Z, C) take points (B, N, 3). With `direction`,
-  // shaped like points, each op computes its derivative along that direction of the point; `with_gradient` stacks the
-  // value and its three derivatives in a leading dimension of 4. `accumulate` adds to existing sums, or to slabs of
-  // sums: `slabs` are the first plane along x of each tensor and the planes of its grid, or none. padding: 0 border, 1
-  // zeros, 2 reflection, 3 periodic, 4 periodic with a further vertex along each axis, a copy of the first one. Sums of
-  // periodic grids need padding 4. Grids of integers can be sampled with `nearest`, without derivatives. A grid
-  // expanded over the batch is not copied. `sizes` are X, Y, Z, C of each level. method: 0 automatic, 1 atomic, 2
+  // are concatenated, or summed over grids with `sum`. Grids (B, X, Y, Z, C) take points (B, N, 3). `with_gradient`
+  // stacks the value and its three derivatives in a leading dimension of 4. `accumulate` adds to existing sums, or to
+  // slabs of sums: `slabs` are the first plane along x of each tensor and the planes of its grid, or none. padding: 0
+  // border, 1 zeros, 2 reflection, 3 periodic, 4 periodic with a further vertex along each axis, a copy of the first
+  // one. Sums of periodic grids need padding 4. Grids of integers can be sampled with `nearest`, without derivatives. A
+  // grid expanded over the batch is not copied. `sizes` are X, Y, Z, C of each level. method: 0 automatic, 1 atomic, 2
   // tiled, 3 tiled with a fixed order of summation.
   m.def(
-      "sample_trilinear(Tensor[] grids, Tensor points, Tensor? direction, int padding, bool align_corners, "
-      "bool nearest, bool sum, bool with_gradient) -> Tensor");
+      "sample_trilinear(Tensor[] grids, Tensor points, int padding, bool align_corners, bool nearest, bool sum, "
+      " bool with_gradient) -> Tensor");
   // sample_trilinear of one grid over the box `aabb` with aligned corners at world positions; also returns the
   // positions in the unit cube. Calling a VoxelGrid would otherwise take five ops, whose host overhead exceeds the
   // sampling time.
   m.def("sample_in_box(Tensor grid, Tensor points, Tensor aabb, int padding) -> (Tensor, Tensor)");
   m.def(
-      "splat_trilinear(Tensor values, Tensor points, Tensor? direction, int[] sizes, int padding, bool align_corners, "
+      "splat_trilinear(Tensor values, Tensor points, int[] sizes, int padding, bool align_corners, "
       "bool nearest, bool sum, bool with_gradient, int method) -> Tensor[]");
   m.def(
       "accumulate_trilinear_(Tensor(a!)[] sums, Tensor values, Tensor points, int padding, bool align_corners, "
       "bool nearest, int[] slabs, int column) -> ()");
   m.def(
-      "point_gradient_trilinear(Tensor values, Tensor[] grids, Tensor points, Tensor? direction, int padding, "
+      "point_gradient_trilinear(Tensor values, Tensor[] grids, Tensor points, int padding, "
       "bool align_corners, bool nearest, bool sum, bool with_gradient) -> Tensor");
 
   // Sparse grids (stencil/sparse_grid.h): the positions of points of the unit cube in the atlas of stored blocks, NaN
@@ -72,9 +71,9 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   m.def("share_copies_(Tensor(a!) sums, Tensor copies, Tensor begins, Tensor(b!)? touched) -> ()");
 
   // The same for points that each have their own cell: feats (N, 8, C), points (N, 3) in [-1, 1].
-  m.def("interpolate_cells(Tensor feats, Tensor points, Tensor? direction) -> Tensor");
-  m.def("splat_cells(Tensor values, Tensor points, Tensor? direction) -> Tensor");
-  m.def("point_gradient_cells(Tensor values, Tensor feats, Tensor points, Tensor? direction) -> Tensor");
+  m.def("interpolate_cells(Tensor feats, Tensor points, bool with_gradient) -> Tensor");
+  m.def("splat_cells(Tensor values, Tensor points, bool with_gradient) -> Tensor");
+  m.def("point_gradient_cells(Tensor values, Tensor feats, Tensor points, bool with_gradient) -> Tensor");
 
   // Packs a grid of bools into words of 4 x 4 x 4 bits.
   m.def("pack_occupancy(Tensor occupied) -> Tensor");

@@ -45,10 +45,11 @@ MODES: tuple[str, ...] = ("linear", "nearest")
 
 @dataclass(frozen=True)
 class GridStencil:
-    """Options of one call of the grid ops, as in their schemas.
+    """Options of one call of the grid ops, as in their schemas; see :class:`voxelfield.ops._derivatives.Stencil`.
 
     Attributes:
-        options: Every field except ``method``, in schema order.
+        method: How a gradient is summed; None follows torch's settings when the backward pass runs.
+        options: The first five fields, in schema order.
     """
 
     shareable: ClassVar[bool] = True
@@ -59,8 +60,7 @@ class GridStencil:
     sum: bool
     with_gradient: bool
     method: int | None = None
-    """How a gradient is summed; None follows torch's settings when the backward pass runs."""
-
+    differentiated: bool = False
     options: tuple[int, bool, bool, bool, bool] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -68,16 +68,16 @@ class GridStencil:
         object.__setattr__(self, "options", options)
 
     def batched(self, point_dims: int) -> bool:
-        """Tells whether there is a batch dimension; see :class:`voxelfield.ops._derivatives.Stencil`."""
+        """Tells whether there is a batch dimension."""
         return point_dims == 3
 
-    def gather(self, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor) -> Tensor:
-        """Samples ``sources`` at ``points``; see :class:`voxelfield.ops._derivatives.Stencil`."""
-        sampled: Tensor = torch.ops.voxelfield.sample_trilinear.default(sources, points, direction, *self.options)
+    def gather(self, sources: Sequence[Tensor], points: Tensor) -> Tensor:
+        """Samples ``sources`` at ``points``."""
+        sampled: Tensor = torch.ops.voxelfield.sample_trilinear.default(sources, points, *self.options)
         return sampled
 
-    def splat(self, values: Tensor, points: Tensor, direction: MaybeTensor, shapes: Shapes) -> tuple[Tensor, ...]:
-        """Adds ``values`` up in grids of ``shapes``; see :class:`voxelfield.ops._derivatives.Stencil`."""
+    def splat(self, values: Tensor, points: Tensor, shapes: Shapes) -> tuple[Tensor, ...]:
+        """Adds ``values`` up in grids of ``shapes``."""
         periodic = self.padding == _PERIODIC
         options = self.options
         if periodic:
@@ -89,22 +89,16 @@ class GridStencil:
         if method is None:
             deterministic = torch.are_deterministic_algorithms_enabled()
             method = constants.DETERMINISTIC if deterministic else constants.AUTOMATIC
-        sums: list[Tensor] = torch.ops.voxelfield.splat_trilinear.default(
-            values, points, direction, sizes, *options, method
-        )
+        sums: list[Tensor] = torch.ops.voxelfield.splat_trilinear.default(values, points, sizes, *options, method)
         return tuple(_opened(total).to(dtype) for total in sums) if periodic else tuple(sums)
 
-    def point_gradient(
-        self, values: Tensor, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor
-    ) -> Tensor:
-        """Returns the gradient in the points; see :class:`voxelfield.ops._derivatives.Stencil`."""
-        gradient: Tensor = torch.ops.voxelfield.point_gradient_trilinear.default(
-            values, sources, points, direction, *self.options
-        )
+    def point_gradient(self, values: Tensor, sources: Sequence[Tensor], points: Tensor) -> Tensor:
+        """Returns the gradient in the points."""
+        gradient: Tensor = torch.ops.voxelfield.point_gradient_trilinear.default(values, sources, points, *self.options)
         return gradient
 
     def select(self, values: Tensor, shapes: Shapes, wanted: Sequence[bool]) -> Tensor:
-        """Returns the columns of some levels; see :class:`voxelfield.ops._derivatives.Stencil`."""
+        """Returns the columns of some levels."""
         if self.sum:
             return values
         columns = values.split([shape[-1] for shape in shapes], dim=-1)
@@ -187,7 +181,7 @@ class SampleInBox(OpFunction):
         if grad is None:
             return None, None, None, None
         (unit,) = ctx.saved_tensors
-        (summed,) = Splat.apply(grad, unit, None, (ctx.shape,), ctx.stencil)
+        (summed,) = Splat.apply(grad, unit, (ctx.shape,), ctx.stencil)
         return summed, None, None, None
 
 
@@ -287,7 +281,7 @@ def _shapes(points: Tensor, sizes: Sequence[int]) -> Shapes:
 
 
 @fake("sample_trilinear")
-def _(grids: list[Tensor], points: Tensor, direction: MaybeTensor, *options: Any) -> Tensor:
+def _(grids: list[Tensor], points: Tensor, *options: Any) -> Tensor:
     # The kernels check their arguments, but do not run on fake tensors.
     batched = grids[0].dim() == 5
     for level, grid in enumerate(grids):
@@ -315,19 +309,17 @@ def _(grid: Tensor, points: Tensor, aabb: Tensor, padding: int) -> tuple[Tensor,
 
 
 @fake("splat_trilinear")
-def _(values: Tensor, points: Tensor, direction: MaybeTensor, sizes: list[int], *options: Any) -> list[Tensor]:
+def _(values: Tensor, points: Tensor, sizes: list[int], *options: Any) -> list[Tensor]:
     return [values.new_empty(shape) for shape in _shapes(points, sizes)]
 
 
 @fake("point_gradient_trilinear")
-def _(values: Tensor, grids: list[Tensor], points: Tensor, direction: MaybeTensor, *options: Any) -> Tensor:
+def _(values: Tensor, grids: list[Tensor], points: Tensor, *options: Any) -> Tensor:
     return points.new_empty(points.shape)
 
 
-def _apply_splat(
-    values: Tensor, points: Tensor, direction: MaybeTensor, sizes: list[int], *options: Any
-) -> list[Tensor]:
-    return list(Splat.apply(values, points, direction, _shapes(points, sizes), GridStencil(*options)))
+def _apply_splat(values: Tensor, points: Tensor, sizes: list[int], *options: Any) -> list[Tensor]:
+    return list(Splat.apply(values, points, _shapes(points, sizes), GridStencil(*options)))
 
 
 def _apply_sample_in_box(grid: Tensor, points: Tensor, aabb: Tensor, padding: int) -> tuple[Tensor, Tensor]:
@@ -337,22 +329,20 @@ def _apply_sample_in_box(grid: Tensor, points: Tensor, aabb: Tensor, padding: in
         return in_box
     low, high = aabb
     unit = (points - low) / (high - low)
-    return Gather.apply(grid, unit, None, stencil), unit
+    return Gather.apply(grid, unit, stencil), unit
 
 
-def _map_splat(
-    info: Any, dims: Any, values: Tensor, points: Tensor, direction: MaybeTensor, sizes: Any, *options: Any
-) -> Any:
+def _map_splat(info: Any, dims: Any, values: Tensor, points: Tensor, sizes: Any, *options: Any) -> Any:
     # Points that are mapped over have one dimension more than the points of one call.
     lead = points.shape[:-2] if dims[1] is None else points.movedim(dims[1], 0).shape[1:-2]
     shapes = tuple((*lead, *sizes[i : i + 4]) for i in range(0, len(sizes), 4))
-    inputs = (values, points, direction, shapes, GridStencil(*options))
-    sums, at = Splat.map(Splat.call, info.batch_size, (*dims[:3], None, None), *inputs)
+    inputs = (values, points, shapes, GridStencil(*options))
+    sums, at = Splat.map(Splat.call, info.batch_size, (*dims[:2], None, None), *inputs)
     return list(sums), list(at)
 
 
-register_lookup("sample_trilinear", Gather, 3, GridStencil)
+register_lookup("sample_trilinear", Gather, 2, GridStencil)
 register_autograd("sample_in_box", _apply_sample_in_box)
 register_autograd("splat_trilinear", _apply_splat)
 register_batching("splat_trilinear", _map_splat)
-register_lookup("point_gradient_trilinear", PointGradient, 4, GridStencil)
+register_lookup("point_gradient_trilinear", PointGradient, 3, GridStencil)

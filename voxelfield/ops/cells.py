@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.foundation.autograd import MaybeTensor, needs_long_path
+from voxelfield.foundation.autograd import needs_long_path
 from voxelfield.foundation.checks import (
     FLOATING,
     check_dtype,
@@ -67,30 +68,33 @@ def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
         return sample([feats], points, _STENCIL)
 
 
+@dataclass(frozen=True)
 class CellStencil:
     """A :class:`voxelfield.ops._derivatives.Stencil` in which point n lies in cell n."""
 
-    with_gradient = False
     shareable: ClassVar[bool] = False
+
+    with_gradient: bool = False
+    differentiated: bool = False
 
     def batched(self, point_dims: int) -> bool:
         """Returns True, because the first dimension of cells is a batch dimension."""
         return True
 
-    def gather(self, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor) -> Tensor:
+    def gather(self, sources: Sequence[Tensor], points: Tensor) -> Tensor:
         """Interpolates each cell at its point."""
-        interpolated: Tensor = torch.ops.voxelfield.interpolate_cells.default(*sources, points, direction)
+        interpolated: Tensor = torch.ops.voxelfield.interpolate_cells.default(*sources, points, self.with_gradient)
         return interpolated
 
-    def splat(self, values: Tensor, points: Tensor, direction: MaybeTensor, shapes: Shapes) -> tuple[Tensor, ...]:
+    def splat(self, values: Tensor, points: Tensor, shapes: Shapes) -> tuple[Tensor, ...]:
         """Distributes each value to the corners of its cell."""
-        return (torch.ops.voxelfield.splat_cells.default(values, points, direction),)
+        return (torch.ops.voxelfield.splat_cells.default(values, points, self.with_gradient),)
 
-    def point_gradient(
-        self, values: Tensor, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor
-    ) -> Tensor:
+    def point_gradient(self, values: Tensor, sources: Sequence[Tensor], points: Tensor) -> Tensor:
         """Returns the gradient with respect to the points."""
-        gradient: Tensor = torch.ops.voxelfield.point_gradient_cells.default(values, *sources, points, direction)
+        gradient: Tensor = torch.ops.voxelfield.point_gradient_cells.default(
+            values, *sources, points, self.with_gradient
+        )
         return gradient
 
     def select(self, values: Tensor, shapes: Shapes, wanted: Sequence[bool]) -> Tensor:
@@ -102,35 +106,39 @@ _STENCIL = CellStencil()
 
 
 @fake("interpolate_cells")
-def _(feats: Tensor, points: Tensor, direction: Tensor | None) -> Tensor:
+def _(feats: Tensor, points: Tensor, with_gradient: bool) -> Tensor:
     # The kernels check their arguments, but do not run on fake tensors.
     check_tensor("feats", feats, ("N", 8, "C"))
     check_tensor("points", points, (feats.shape[0], 3))
     check_dtype("points", points, (coordinate_dtype(feats.dtype),))
     check_same_device("points", points, "feats", feats)
-    return feats.new_empty(points.shape[0], feats.shape[2])
+    sets = (4,) if with_gradient else ()
+    return feats.new_empty(*sets, points.shape[0], feats.shape[2])
 
 
-fake("splat_cells")(lambda values, *_: values.new_empty(values.shape[0], 8, values.shape[1]))
+def _cells(values: Tensor, points: Tensor) -> tuple[int, int, int]:
+    """Returns the shape of the cells of points with such values."""
+    return (points.shape[0], 8, values.shape[-1])
+
+
+fake("splat_cells")(lambda values, points, _: values.new_empty(_cells(values, points)))
 fake("point_gradient_cells")(lambda values, feats, points, _: points.new_empty(points.shape))
 
 
-def _apply_splat(values: Tensor, points: Tensor, direction: MaybeTensor) -> Tensor:
+def _apply_splat(values: Tensor, points: Tensor, with_gradient: bool) -> Tensor:
     spread: Tensor
-    (spread,) = Splat.apply(values, points, direction, ((values.shape[0], 8, *values.shape[1:]),), _STENCIL)
+    (spread,) = Splat.apply(values, points, (_cells(values, points),), CellStencil(with_gradient))
     return spread
 
 
-def _map_splat(info: Any, dims: Any, values: Tensor, points: Tensor, direction: MaybeTensor) -> Any:
-    one = values if dims[0] is None else values.movedim(dims[0], 0)[0]
-    shapes = ((one.shape[0], 8, one.shape[1]),)
-    (spread,), (at,) = Splat.map(
-        Splat.call, info.batch_size, (*dims, None, None), values, points, direction, shapes, _STENCIL
-    )
+def _map_splat(info: Any, dims: Any, values: Tensor, points: Tensor, with_gradient: bool) -> Any:
+    one = [x if dim is None else x.movedim(dim, 0)[0] for x, dim in zip((values, points), dims, strict=False)]
+    inputs = (values, points, (_cells(*one),), CellStencil(with_gradient))
+    (spread,), (at,) = Splat.map(Splat.call, info.batch_size, (*dims[:2], None, None), *inputs)
     return spread, at
 
 
-register_lookup("interpolate_cells", Gather, 3, lambda: _STENCIL)
+register_lookup("interpolate_cells", Gather, 2, CellStencil)
 register_autograd("splat_cells", _apply_splat)
 register_batching("splat_cells", _map_splat)
-register_lookup("point_gradient_cells", PointGradient, 4, lambda: _STENCIL)
+register_lookup("point_gradient_cells", PointGradient, 3, CellStencil)

@@ -163,7 +163,7 @@ class _SampleVolume(OpFunction):
         with below_autograd():
             layout = _Layout(volume, grid)
             points = layout.points(grid)
-            return layout.values(stencil.gather((layout.source(volume),), points, None)), points
+            return layout.values(stencil.gather((layout.source(volume),), points)), points
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -186,10 +186,10 @@ class _SampleVolume(OpFunction):
         rows = layout.rows(grad)
         of_volume = of_grid = None
         if ctx.needs_input_grad[0]:
-            (summed,) = Splat.apply(rows, points, None, (layout.source_shape,), stencil)
+            (summed,) = Splat.apply(rows, points, (layout.source_shape,), stencil)
             of_volume = layout.volume(summed)
         if ctx.needs_input_grad[1]:
-            gradient = PointGradient.apply(rows, layout.source(volume), points, None, stencil)
+            gradient = PointGradient.apply(rows, layout.source(volume), points, stencil)
             of_grid = layout.grid(gradient)
         return of_volume, of_grid, None
 
