@@ -24,7 +24,7 @@ from voxelfield.ops._internal.pixel_colors import pixel_colors
 from voxelfield.ops._internal.pixel_rays import pixel_rays
 from voxelfield.ops._internal.render_baked_image import render_baked_image
 from voxelfield.ops._internal.render_pyramid_image import render_pyramid_image
-from voxelfield.ops._internal.sparse_grid import atlas_coordinates, share_copies_
+from voxelfield.ops._internal.sparse_grid import atlas_coordinates, sum_duplicates_
 from voxelfield.ops._internal.tiles import active_tiles, pack_vertices, touched_vertices, unpack_vertices
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
 from voxelfield.warps.nested_boxes import NestedBoxes
@@ -164,12 +164,12 @@ def run_sparse_grids():
     rows, vertices = atlas.numel() // 4, 500
     copies = torch.randint(-3, rows + 3, (4 * vertices,), device=device, dtype=torch.int32)
     begins = torch.arange(0, 4 * vertices + 1, 4, device=device, dtype=torch.int32)
-    share_copies_(atlas, copies, begins)
-    share_copies_(atlas, copies.clamp(0, rows - 1), begins)
+    sum_duplicates_(atlas, copies, begins)
+    sum_duplicates_(atlas, copies.clamp(0, rows - 1), begins)
     table = torch.empty(-(-rows // 128), 5, device=device, dtype=torch.int32)
     touched_vertices(atlas, table)
-    share_copies_(atlas, copies, begins, table)
-    share_copies_(atlas, copies.clamp(0, rows - 1), begins, table)
+    sum_duplicates_(atlas, copies, begins, table)
+    sum_duplicates_(atlas, copies.clamp(0, rows - 1), begins, table)
     levels, blocks = [torch.randn(5, 4, 9, 4, device=device).half(), atlas.half()], [None, sparse.blocks]
     networks = [
         [torch.randn(b, a, device=device) / 8 for a, b in itertools.pairwise(sizes)]

@@ -27,15 +27,17 @@ struct ListedRays {
   int32_t* counts;
   unsigned long long* sums;  // for each part, the number of samples of its rays
   int64_t part_length;
-  unsigned long long* total;  // the number of samples so far
-  unsigned long long most;    // no rays are begun once `total` exceeds this
+  unsigned long long* total;     // the number of samples so far
+  unsigned long long max_total;  // no rays are begun once `total` exceeds this
 
   struct Result {
     int32_t count = 0;
   };
 
   __device__ __forceinline__ int count() const { return static_cast<int>(batch.count); }
-  __device__ __forceinline__ bool enough() const { return *static_cast<volatile unsigned long long*>(total) > most; }
+  __device__ __forceinline__ bool enough() const {
+    return *static_cast<volatile unsigned long long*>(total) > max_total;
+  }
   __device__ __forceinline__ int locate(int number) const { return number; }
 
   __device__ __forceinline__ Ray operator[](int ray) const { return Ray::copy(batch[ray]); }
@@ -112,7 +114,7 @@ struct CudaMarch : CudaBackend {
                       reinterpret_cast<unsigned long long*>(out.sums),
                       out.parts.length,
                       reinterpret_cast<unsigned long long*>(total.mutable_data_ptr<int64_t>()),
-                      static_cast<unsigned long long>(out.most)};
+                      static_cast<unsigned long long>(out.max_total_samples)};
       const auto kernel = march_visible_kernel<decltype(width)::value, Rays>;
       const MarchPlan plan = plan_visible(scene.density, kernel);
       launch_march(kernel, plan, batch.count, kRaysPerWarp, like, scene, rays);

@@ -10,23 +10,17 @@ namespace {
 
 // In the order of `_NAMES` in voxelfield/foundation/constants.py.
 std::vector<int64_t> constants() {
-  constexpr int64_t kBrick = 1 << kBrickShift, kTileXY = 1 << kOptimizerTileShiftXY, kTileZ = 1 << kOptimizerTileShiftZ;
-  constexpr int64_t kTiles = 1 << kTileBits;
+  constexpr int64_t kBrickCells = 1 << kBrickShift, kTileX = 1 << kOptimizerTileShiftXY, kTileY = kTileX;
+  constexpr int64_t kTileZ = 1 << kOptimizerTileShiftZ, kMaxTilesAlong = 1 << kTileBits;
   constexpr auto kAutomatic = static_cast<int64_t>(SplatMethod::kAutomatic);
   constexpr auto kDeterministic = static_cast<int64_t>(SplatMethod::kDeterministic);
   constexpr auto kLensModels = static_cast<int64_t>(LensModel::kCount);
-  return {kMaxLevels,     kMaxLayers,
-          kMaxWidth,      kMaxPyramidLevels,
-          kLevelChannels, kMaxFieldLayers,
-          kFieldOutputs,  kHighestRawDensity,
-          kMaxShDegree,   kBrick,
-          kPartRays,      kPartSegments,
-          kMaxParts,      kStoredRanges,
-          kTileXY,        kTileXY,
-          kTileZ,         kTiles,
-          kAutomatic,     kDeterministic,
-          kBlockVertices, kMaxAtlasVertices,
-          kLensNumbers,   kLensModels};
+  return {kMaxLevels,     kMaxLayers,        kMaxWidth,    kMaxFieldLevels,
+          kLevelChannels, kMaxFieldLayers,   kMaxGeometry, kHighestRaw,
+          kMaxDegree,     kBrickCells,       kPartRays,    kPartSegments,
+          kMaxParts,      kStepRanges,       kTileX,       kTileY,
+          kTileZ,         kMaxTilesAlong,    kAutomatic,   kDeterministic,
+          kBlockVertices, kMaxAtlasVertices, kLensNumbers, kLensModels};
 }
 
 }  // namespace
@@ -49,7 +43,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // tiled, 3 tiled with a fixed order of summation.
   m.def(
       "sample_trilinear(Tensor[] grids, Tensor points, int padding, bool align_corners, bool nearest, bool sum, "
-      " bool with_gradient) -> Tensor");
+      "bool with_gradient) -> Tensor");
   // sample_trilinear of one grid over the box `aabb` with aligned corners at world positions; also returns the
   // positions in the unit cube. Calling a VoxelGrid would otherwise take five ops, whose host overhead exceeds the
   // sampling time.
@@ -67,8 +61,8 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // Sparse grids (stencil/sparse_grid.h): the positions of points of the unit cube in the atlas of stored blocks, NaN
   // if the block is not stored; and a sum over the copies of each vertex, for gradients of an atlas. If a table of
   // touched vertices says which copies are not zero (touched_vertices_), it then has all copies of these vertices.
-  m.def("places_in_atlas(Tensor points, Tensor blocks, int[] atlas) -> Tensor");
-  m.def("share_copies_(Tensor(a!) sums, Tensor copies, Tensor begins, Tensor(b!)? touched) -> ()");
+  m.def("atlas_coordinates(Tensor points, Tensor blocks, int[] atlas) -> Tensor");
+  m.def("sum_duplicates_(Tensor(a!) sums, Tensor copies, Tensor begins, Tensor(b!)? touched) -> ()");
 
   // The same for points that each have their own cell: feats (N, 8, C), points (N, 3) in [-1, 1].
   m.def("interpolate_cells(Tensor feats, Tensor points, bool with_gradient) -> Tensor");
@@ -239,13 +233,14 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // of each, their distances in slots (R, max_samples_per_ray), how many each ray has, and sums of these counts for
   // pack_slots, which packs the samples into `capacity` rows. `occupied` is as for render_grid. With nested `boxes` (as
   // for cut_rays), rays are in the world, and everything else, including distances, is in warped coordinates. Once the
-  // rays up to some ray have more than `most` samples together, the rays after it may be left out, as if they had none.
+  // rays up to some ray have more than `max_total_samples` samples together, the rays after it may be left out, as if
+  // they had none.
   m.def(
       "march_to_slots(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor[] levels, Tensor?[] blocks, Tensor aabb, "
       "Tensor[] density_weights, float step, "
       "float density_initial, float min_transmittance, float min_weight, int max_samples_per_ray, float[] boxes, "
-      "int most) -> (Tensor, Tensor, Tensor)");
+      "int max_total_samples) -> (Tensor, Tensor, Tensor)");
   m.def(
       "pack_slots(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor slots, "
       "Tensor counts, Tensor sums, float step, float[] boxes, int capacity) -> (Tensor, Tensor, Tensor, Tensor, "

@@ -157,7 +157,7 @@ struct OccupiedCells {
 };
 
 // Some vertices of the tiles of a grid. Without a list, a tile is 128 vertices that follow each other in memory.
-struct TouchedTiles {
+struct VertexTiles {
   VertexGrid grid;
   int64_t first;       // without a list, the first vertex of the first tile
   TouchedTable table;  // to copy vertices, the last number of a row is that of the vertices in all rows before it
@@ -173,14 +173,14 @@ struct TouchedTiles {
 
 // Marks the vertices of a gradient that are not zero, or all of them.
 struct FindTouched {
-  TouchedTiles touched;
+  VertexTiles touched;
   const float* grad;
   bool all;
 };
 
 // Copies marked vertices of a grid to or from rows that follow each other. Those without a row are left out.
 struct CopyTouched {
-  TouchedTiles touched;
+  VertexTiles touched;
   char* values;
   char* packed;
   int64_t rows;
@@ -339,9 +339,9 @@ struct OptimOps {
   }
 
  private:
-  static TouchedTiles touched_tiles(const char* name, const Tensor& grid, ScalarType dtype, const OptionalTensor& ids,
-                                    int64_t first, const Tensor& table) {
-    TouchedTiles touched{vertex_grid(name, grid, dtype), first, {}, 0};
+  static VertexTiles touched_tiles(const char* name, const Tensor& grid, ScalarType dtype, const OptionalTensor& ids,
+                                   int64_t first, const Tensor& table) {
+    VertexTiles touched{vertex_grid(name, grid, dtype), first, {}, 0};
     if (ids.has_value()) list_tiles(name, touched.grid, "ids", *ids, grid);
     STD_TORCH_CHECK(first >= 0, "first must not be negative, got ", first);
     touched.table.rows = contiguous_data(

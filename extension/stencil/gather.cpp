@@ -265,7 +265,7 @@ VOXELFIELD_MULTIVERSION void gather_range(const Levels<Locator, const scalar_t>&
     for (const auto& level : levels) {
       const int64_t channels = level.locator.channels;
       if constexpr (kVectorisesPoints<kSets, scalar_t> && std::is_same_v<Locator, GridLocator<float>>) {
-        if (!levels.sum && channels <= kFewChannels && level.locator.fits_32_bits()) {
+        if (!levels.sum && channels <= kMaxPointwiseChannels && level.locator.fits_32_bits()) {
           gather_few(level, at.points, first, count, out, columns);
           continue;
         }

@@ -101,7 +101,7 @@ SortedPoints sort_by_column(const GridLocator<T>& locator, const Planes& planes,
     if (few) {
       sorted.points.reset(new float[3 * n]);
       sorted.values.reset(new float[locator.channels * n]);
-      dispatch_value<1, 2, kFewChannels>(locator.channels, [&](auto channels) {
+      dispatch_value<1, 2, kMaxPointwiseChannels>(locator.channels, [&](auto channels) {
         for_each_point([&, points = sorted.points.get(), copies = sorted.values.get()](int64_t from, int64_t to) {
           std::copy_n(at.points + 3 * from, 3, points + 3 * to);
           std::copy_n(values + stride * from, channels.value, copies + channels.value * to);
@@ -299,7 +299,7 @@ void splat_grid(const Level<Locator, scalar_t>& level, const Tensor& values, int
   const Planes planes = level.locator.planes();
   const Splat<kSets, scalar_t> job{level.locator, planes, first, columns, at, level.data, accumulate};
   const int64_t channels = job.locator.channels;
-  const bool few = kVectorisesPoints<kSets, scalar_t> && channels > 0 && channels <= kFewChannels &&
+  const bool few = kVectorisesPoints<kSets, scalar_t> && channels > 0 && channels <= kMaxPointwiseChannels &&
                    !job.locator.nearest && job.locator.resolution[2] > 1;
   const SortedPoints sorted = sort_by_column(job.locator, planes, job.at, few, first, columns);
   const int64_t grids = job.locator.grids(job.at.count);
@@ -320,7 +320,7 @@ void splat_grid(const Level<Locator, scalar_t>& level, const Tensor& values, int
     const Tile tile{i / tiles_y / tiles_x, x, std::min(x + width, size_x), y, std::min(y + height, size_y)};
     if constexpr (kVectorisesPoints<kSets, scalar_t>) {
       if (few) {
-        return dispatch_value<1, 2, kFewChannels>(channels, [&](auto value) {
+        return dispatch_value<1, 2, kMaxPointwiseChannels>(channels, [&](auto value) {
           splat_tile<decltype(value)::value>(job, sorted, tile, spare.get() + thread * size);
         });
       }

@@ -28,7 +28,7 @@ bool suits_tiles(const GridLocator<T>& locator, int64_t n, SplatMethod method) {
 constexpr int kWalk = 8;
 // Gradients of up to this many channels are added up in runs of points within a warp instead, unless points are dense
 // and a row takes several vectors.
-constexpr int kFewChannels = 3;
+constexpr int kMaxRunChannels = 3;
 
 template <typename scalar_t, int Width, int kSets, int Walk, typename Locator, typename T>
 __global__ void __launch_bounds__(kThreads)
@@ -139,7 +139,7 @@ void launch_atomic(const Levels<Locator, T>& levels, const SplatInput<scalar_t, 
     const LaneLayout layout(max_vectors(levels, kWidth));
     using Located = std::decay_t<decltype(located.level[0].locator)>;
     if constexpr (std::is_same_v<typename Located::offset_t, int32_t> && kWidth <= 2) {
-      if (layout.max_vectors * kWidth <= kFewChannels && (!dense || layout.max_vectors == 1)) {
+      if (layout.max_vectors * kWidth <= kMaxRunChannels && (!dense || layout.max_vectors == 1)) {
         const int64_t per_block = layout.points * (kThreads / kWarp);
         return CudaBackend::launch(splat_runs_kernel<scalar_t, kWidth, Located, T>,
                                    CudaBackend::blocks(at.count, per_block), kThreads, 0, located, input.values,

@@ -55,8 +55,8 @@ __global__ void __launch_bounds__(kThreads)
     if (locator.points_per_grid > 0) {
       base += static_cast<int32_t>(index / locator.points_per_grid) * own.tiles_per_grid.value;
     }
-    const TouchedTiles touched(s.empty || index >= n, base, first, last, own.tiles_along_y.value,
-                               own.tiles_along_z.value);
+    const PointTiles touched(s.empty || index >= n, base, first, last, own.tiles_along_y.value,
+                             own.tiles_along_z.value);
     add_entries<Place>(touched, static_cast<int32_t>(index), count, entries);
   }
 }

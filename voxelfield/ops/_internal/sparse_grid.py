@@ -27,13 +27,12 @@ def atlas_coordinates(points: Tensor, blocks: Tensor, atlas: Sequence[int]) -> T
     """
     (points,) = hold_constant("atlas_coordinates", points=points)
     _library.ensure_loaded(points.device.type)
-    # The raw op and its kernels are named places_in_atlas.
-    coordinates: Tensor = torch.ops.voxelfield.places_in_atlas(points, blocks, list(atlas))
+    coordinates: Tensor = torch.ops.voxelfield.atlas_coordinates(points, blocks, list(atlas))
     return coordinates
 
 
 @torch.no_grad()
-def share_copies_(sums: Tensor, copies: Tensor, begins: Tensor, touched: Tensor | None = None) -> None:
+def sum_duplicates_(sums: Tensor, copies: Tensor, begins: Tensor, touched: Tensor | None = None) -> None:
     """Replaces all copies of a vertex by their sum, in place.
 
     Args:
@@ -45,8 +44,8 @@ def share_copies_(sums: Tensor, copies: Tensor, begins: Tensor, touched: Tensor 
             and all copies of these are added to the table. None reads all groups.
     """
     _library.ensure_loaded(sums.device.type)
-    torch.ops.voxelfield.share_copies_(sums, copies, begins, touched)
+    torch.ops.voxelfield.sum_duplicates_(sums, copies, begins, touched)
 
 
-fake("places_in_atlas")(lambda points, *_: torch.empty_like(points))
-fake("share_copies_")(lambda *_: None)
+fake("atlas_coordinates")(lambda points, *_: torch.empty_like(points))
+fake("sum_duplicates_")(lambda *_: None)
