@@ -22,6 +22,7 @@ import torch
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from voxelfield._build import architectures, compiling, sources
+from voxelfield.foundation.private_torch import constant_for_compilers
 
 logger = logging.getLogger("voxelfield")
 
@@ -51,6 +52,7 @@ def when_loaded(register: Callable[[], None]) -> Callable[[], None]:
     return register
 
 
+@constant_for_compilers
 def ensure_loaded(device_type: str) -> bool:
     """Loads the kernels for a device type, compiling them first if no fitting binary exists.
 
@@ -75,10 +77,6 @@ def ensure_loaded(device_type: str) -> bool:
         if device_type == "cuda" and sources.CUDA_MODULE not in _loaded and _capabilities():
             _ensure_module(sources.CUDA_MODULE)
     return True
-
-
-# The effect of torch.compiler.assume_constant_result, without importing the compiler, which takes a second.
-ensure_loaded._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def loaded_modules() -> dict[str, Path]:

@@ -9,23 +9,19 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
+from voxelfield.foundation.private_torch import below_autograd, forward_mode_level, functorch_active, is_mapped
+
 MaybeTensor = Tensor | None
-
-# PyTorch's manual for custom operators calls the kernels below autograd in this way. The second of the two dispatch
-# keys that this guard excludes only tracks views: with it, a view returned by a Function could not be changed in place.
-below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
-
-functorch_active = torch._C._are_functorch_transforms_active
 
 
 def traces_ops() -> bool:
     """Tells whether torch.compile or torch.jit is tracing; an autograd Function would hide the op from the trace."""
-    return torch.compiler.is_compiling() or torch._C._is_tracing()
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def forward_mode_active() -> bool:
     """Tells whether tensors may carry tangents."""
-    return forward_ad._current_level >= 0 or functorch_active()
+    return forward_mode_level() >= 0 or functorch_active()
 
 
 def needs_long_path() -> bool:
@@ -56,17 +52,9 @@ class OpFunction(Function):
         """
         if functorch_active():
             return super().apply(*inputs)
-        if not torch.is_grad_enabled() and forward_ad._current_level < 0:
+        if not torch.is_grad_enabled() and forward_mode_level() < 0:
             return cls.forward(*inputs)
         return cls.record(*inputs)
-
-
-def is_mapped(x: Tensor) -> bool:
-    """Tells whether ``torch.vmap`` maps over a tensor, which may also be outside of ``torch.func.grad``."""
-    wrappers = torch._C._functorch
-    while wrappers.is_gradtrackingtensor(x):
-        x = wrappers.get_unwrapped(x)
-    return bool(wrappers.is_batchedtensor(x))
 
 
 def hold_constant(op: str, **inputs: Tensor | None) -> tuple[Any, ...]:
@@ -79,7 +67,7 @@ def hold_constant(op: str, **inputs: Tensor | None) -> tuple[Any, ...]:
     if functorch_active() and any(map(is_mapped, tensors.values())):
         raise NotImplementedError(f"{op} cannot be mapped by torch.vmap: call it once with the inputs of all calls")
     # This covers torch.func too: its forward mode enters a level of torch.autograd.forward_ad.
-    if forward_ad._current_level >= 0:
+    if forward_mode_level() >= 0:
         for name, x in tensors.items():
             if forward_ad.unpack_dual(x).tangent is not None:
                 raise NotImplementedError(

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from voxelfield.foundation import constants
-from voxelfield.foundation.autograd import functorch_active, is_mapped
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError, shown
+from voxelfield.foundation.private_torch import functorch_active, is_mapped
 
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)

@@ -1,4 +1,4 @@
-"""Registers what raw ops need besides kernels: shapes for a compiler, derivatives, batching rules, version counters.
+"""Registers what the stencil ops need besides kernels, as long as they are not in :mod:`voxelfield.ops._table`.
 
 The schemas must exist for this, so everything is registered as soon as the library is loaded.
 """
@@ -116,10 +116,22 @@ def _run_and_raise_versions(op: Callable[..., Any], places: list[int], *args: An
     return result
 
 
+_STENCIL_OPS = (
+    "sample_trilinear",
+    "sample_in_box",
+    "splat_trilinear",
+    "point_gradient_trilinear",
+    "places_in_atlas",
+    "share_copies_",
+    "interpolate_cells",
+    "splat_cells",
+    "point_gradient_cells",
+)
+
+
 @_library.when_loaded
 def _register() -> None:
-    names = torch._C._dispatch_get_all_op_names()
-    for name in [name.removeprefix("voxelfield::") for name in names if name.startswith("voxelfield::")]:
+    for name in _STENCIL_OPS:
         torch.library.register_vmap(f"voxelfield::{name}", partial(_map, name), lib=_fragment)
         op = getattr(torch.ops.voxelfield, name).default
         written = [i for i, x in enumerate(op._schema.arguments) if x.alias_info and x.alias_info.is_write]

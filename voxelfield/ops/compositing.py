@@ -8,7 +8,15 @@ from torch import Tensor
 
 from voxelfield.foundation.autograd import MaybeTensor
 from voxelfield.foundation.checks import check_tensor
-from voxelfield.ops._light import CompositeSamples, RayLight, check_samples, per_sample, run, run_eagerly
+from voxelfield.ops._compositing import (
+    CompositeSamples,
+    RayLight,
+    check_samples,
+    composite_packed,
+    light_packed,
+    per_sample,
+    run_eagerly,
+)
 from voxelfield.ops._packing import pack_equal_rays
 from voxelfield.ops.ray_sums import widen
 
@@ -100,7 +108,7 @@ def composite(
         return _named(results, distortion)
     ray_offsets = check_samples("density", density, ray_offsets, min_transmittance, rgb=rgb, t=t, dt=lengths)
     inputs = (widen(density), widen(rgb), widen(t), widen(lengths), ray_offsets, min_transmittance, distortion)
-    return _named(run("composite", CompositeSamples, *inputs), distortion)
+    return _named(composite_packed(*inputs), distortion)
 
 
 def composite_alphas(
@@ -142,7 +150,7 @@ def composite_alphas(
         return _named(results, False)
     ray_offsets = check_samples("alpha", alpha, ray_offsets, min_transmittance, rgb=rgb, t=t)
     inputs = (widen(alpha), widen(rgb), widen(t), None, ray_offsets, min_transmittance, False)
-    return _named(run("composite", CompositeSamples, *inputs), False)
+    return _named(composite_packed(*inputs), False)
 
 
 def ray_weights(
@@ -257,5 +265,5 @@ def _light(
     else:
         ray_offsets = check_samples("density", values, ray_offsets, min_transmittance, dt=dt)
         dt = widen(dt)
-    light = run("ray_light", RayLight, widen(values), dt, ray_offsets, min_transmittance, transmittance)
+    light = light_packed(widen(values), dt, ray_offsets, min_transmittance, transmittance)
     return light

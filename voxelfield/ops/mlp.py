@@ -7,23 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import unwrap_dead_wrappers
 
-from voxelfield import _library
 from voxelfield.foundation import constants
-from voxelfield.foundation.autograd import (
-    MaybeTensor,
-    OpFunction,
-    below_autograd,
-    last_derivative,
-    needs_long_path,
-    refuse_jvp,
-    refuse_vmap,
-    traces_ops,
-)
+from voxelfield.foundation.autograd import MaybeTensor, needs_long_path
 from voxelfield.foundation.checks import FLOATING, check_dtype, check_same_device, check_tensor, coordinate_dtype
 from voxelfield.foundation.errors import EXPLAINED_LATER, ArgumentTypeError, ArgumentValueError, stop_if_out_of_memory
-from voxelfield.ops._registration import fake, register_autograd
+from voxelfield.ops._table import declare
 
 
 def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None) -> Tensor:
@@ -66,7 +55,8 @@ def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None
     """
     if not needs_long_path() and isinstance(input, Tensor) and input.is_cuda:
         try:
-            return _run_on_cuda(input, weights, count)
+            if count is None or count.dim() <= 1:
+                return _run(input, weights, count)
         except EXPLAINED_LATER as error:
             stop_if_out_of_memory(error, input=input)
     check_tensor("input", input, ("N", "in"))
@@ -79,23 +69,11 @@ def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None
         check_tensor("count", count, () if isinstance(count, Tensor) and count.dim() == 0 else (1,))
         check_dtype("count", count, (torch.int32, torch.int64))
         check_same_device("count", count, "input", input)
-    _library.ensure_loaded(input.device.type)
-    if traces_ops():
-        result: Tensor = torch.ops.voxelfield.mlp.default(input, list(weights), count)
-    else:
-        result = _MLP.apply(*unwrap_dead_wrappers((input, count, *weights)))
-    return result
+    return _run(input, weights, count)
 
 
-def _run_on_cuda(input: Tensor, weights: Sequence[Tensor], count: MaybeTensor) -> Tensor:
-    """Runs the op with little host overhead: without the checks in Python, which the raw op repeats anyway."""
-    if count is not None and count.dim() > 1:
-        raise ArgumentValueError("count must be a single number")
-    if torch.is_grad_enabled() and (input.requires_grad or any(weight.requires_grad for weight in weights)):
-        result: Tensor = _MLP.record(input, count, *weights)
-    else:
-        with below_autograd():
-            result = torch.ops.voxelfield.mlp.default(input, weights, count)
+def _run(input: Tensor, weights: Sequence[Tensor], count: MaybeTensor) -> Tensor:
+    result: Tensor = _mlp(input, list(weights), count)
     return result
 
 
@@ -122,63 +100,22 @@ def _check_weights(input: Tensor, weights: Sequence[Tensor]) -> None:
         columns = weight.shape[0]
 
 
-class _MLP(OpFunction):
-    """The op as an autograd Function, applied to ``(input, count, *weights)``."""
-
-    @staticmethod
-    def forward(input: Tensor, count: MaybeTensor, *weights: Tensor) -> Tensor:
-        with below_autograd():
-            result: Tensor = torch.ops.voxelfield.mlp.default(input, weights, count)
-        return result
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[MaybeTensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[MaybeTensor, ...]:
-        input, count, *weights = ctx.saved_tensors
-        grad_input, *sums = _MLPBackward.apply(grad, input, count, *weights)
-        return (
-            grad_input,
-            None,
-            *(s if s.dtype == w.dtype else s.to(w.dtype) for s, w in zip(sums, weights, strict=True)),
-        )
-
-    jvp = refuse_jvp("mlp")
-    vmap = refuse_vmap("mlp", "call it once with the rows of all calls")
-
-
-def _run_backward(grad: Tensor, input: Tensor, count: MaybeTensor, *weights: Tensor) -> tuple[Tensor, ...]:
-    with below_autograd():
-        grad_input, sums = torch.ops.voxelfield.mlp_backward.default(grad, input, weights, count)
-    return grad_input, *sums
-
-
-# The gradients in ``input`` and ``weights``, applied to ``(grad, input, count, *weights)``.
-_MLPBackward = last_derivative(
-    "mlp_backward", "mlp is differentiable once; a second derivative was asked for", _run_backward
-)
-
-
-@fake("mlp")
-def _(input: Tensor, weights: list[Tensor], count: MaybeTensor) -> Tensor:
+def _result(input: Tensor, weights: list[Tensor]) -> Tensor:
     _check_weights(input, weights)  # as the kernels do
     return input.new_empty(input.shape[0], weights[-1].shape[0])
 
 
-@fake("mlp_backward")
-def _(grad_output: Tensor, input: Tensor, weights: list[Tensor], count: MaybeTensor) -> tuple[Tensor, list[Tensor]]:
+def _backward_results(input: Tensor, weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     sums = [weight.new_empty(weight.shape, dtype=coordinate_dtype(input.dtype)) for weight in weights]
     return input.new_empty(input.shape), sums
 
 
-def _differentiable_backward(
-    grad_output: Tensor, input: Tensor, weights: list[Tensor], count: MaybeTensor
-) -> tuple[Tensor, list[Tensor]]:
-    grad_input, *sums = _MLPBackward.apply(grad_output, input, count, *weights)
-    return grad_input, sums
+def _gradients(grad: Tensor, input: Tensor, weights: list[Tensor], count: MaybeTensor) -> dict[str, Any]:
+    grad_input, sums = _mlp_backward(grad, input, weights, count)
+    return {"input": grad_input, "weights": [s.to(w.dtype) for s, w in zip(sums, weights, strict=True)]}
 
 
-register_autograd("mlp", lambda input, weights, count: _MLP.apply(input, count, *weights))
-register_autograd("mlp_backward", _differentiable_backward)
+_mlp = declare("mlp", _result, gradients=_gradients)
+_mlp_backward = declare(
+    "mlp_backward", _backward_results, refusal="mlp is differentiable once; a second derivative was asked for"
+)

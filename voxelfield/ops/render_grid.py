@@ -7,17 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import unwrap_dead_wrappers
 
-from voxelfield import _library
 from voxelfield.foundation.autograd import (
     OpFunction,
     hold_constant,
-    last_derivative,
     refuse_jvp,
     refuse_vmap,
     run_raw,
-    traces_ops,
 )
 from voxelfield.foundation.checks import (
     check_degree,
@@ -31,7 +27,7 @@ from voxelfield.foundation.checks import (
     lies_within,
 )
 from voxelfield.foundation.errors import shown
-from voxelfield.ops._registration import fake, register_autograd
+from voxelfield.ops._table import declare
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits, check_bits, pack_occupancy
 
@@ -137,12 +133,8 @@ def render_grid(
     rays = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset}
     fixed = {"aabb_occupancy": aabb_occupancy, "density": density, "aabb_grid": aabb_grid}
     *walk, aabb_occupancy, density, aabb_grid = hold_constant("render_grid", **rays, **fixed)
-    _library.ensure_loaded(origins.device.type)
     numbers = (step, degree, density_scale, density_shift, min_transmittance, min_weight)
-    arguments = (*walk, *cells, aabb_occupancy, grid, density, aabb_grid, *numbers)
-    if traces_ops():
-        return RenderedRays(*torch.ops.voxelfield.render_grid.default(*arguments))
-    return RenderedRays(*_RenderGrid.apply(*unwrap_dead_wrappers(arguments)))
+    return RenderedRays(*_render_grid(*walk, *cells, aabb_occupancy, grid, density, aabb_grid, *numbers))
 
 
 def cells_to_walk(
@@ -218,29 +210,20 @@ class _RenderGrid(OpFunction):
             _alert_not_deterministic(grads[0].device)
             *saved, aabb_occupancy, grid, aabb_grid = ctx.saved_tensors
             scene = (ctx.resolution, aabb_occupancy, grid, aabb_grid, *ctx.settings)
-            d_grid = _RenderGridBackward.apply(*grads, *saved, *scene)
+            d_grid = _render_grid_backward(*grads, *saved, *scene)
         return *(None,) * 8, d_grid, *(None,) * 8
 
     jvp = refuse_jvp("render_grid")
     vmap = refuse_vmap("render_grid", "call it once with the rays of all calls")
 
 
-_RenderGridBackward = last_derivative(
-    "render_grid_backward", "render_grid is differentiable once; a second derivative was asked for"
+_render_grid = declare(
+    "render_grid",
+    lambda origins: tuple(origins.new_empty(origins.shape[0], *shape) for shape in ((3,), (), ())),
+    formula=_RenderGrid.apply,
 )
-
-
-@fake("render_grid")
-def _(origins: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    rays = origins.shape[0]
-    return origins.new_empty(rays, 3), origins.new_empty(rays), origins.new_empty(rays)
-
-
-@fake("render_grid_backward")
-def _(*arguments: Any) -> Tensor:
-    grid: Tensor = arguments[14]
-    return grid.new_empty(grid.shape, dtype=torch.float32)
-
-
-register_autograd("render_grid", _RenderGrid.apply)
-register_autograd("render_grid_backward", _RenderGridBackward.apply)
+_render_grid_backward = declare(
+    "render_grid_backward",
+    lambda grid: grid.new_empty(grid.shape, dtype=torch.float32),
+    refusal="render_grid is differentiable once; a second derivative was asked for",
+)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from voxelfield import _library
-from voxelfield.foundation.autograd import hold_constant, last_derivative, refuse_jvp, refuse_vmap, run_raw
 from voxelfield.foundation.checks import check_index, coordinate_dtype
-from voxelfield.ops._registration import fake, register_autograd
+from voxelfield.ops._table import declare
 
 
 def append_view(geometry: Tensor, directions: Tensor, ray_index: Tensor, degree: int) -> tuple[Tensor, Tensor]:
@@ -31,46 +27,25 @@ def append_view(geometry: Tensor, directions: Tensor, ray_index: Tensor, degree:
         inputs (M, G + (degree + 1)**2) in the dtype of ``geometry``, and its first column (M,) in float32 (float64 for
         float64). Differentiable once, in ``geometry``.
     """
-    (directions,) = hold_constant("append_view", directions=directions)
     rays = directions.shape[0]
     check_index("ray_index", ray_index, max(rays, 1), f"for {rays} directions")
-    _library.ensure_loaded(geometry.device.type)
-    if torch.compiler.is_compiling():
-        inputs, raw = torch.ops.voxelfield.append_view.default(geometry, directions, ray_index, degree)
-    else:
-        inputs, raw = _AppendView.apply(geometry, directions, ray_index, degree)
+    inputs, raw = _append_view(geometry, directions, ray_index, degree)
     return inputs, raw
 
 
-class _AppendView(Function):
-    forward = run_raw("append_view")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.geometry_size = inputs[0].shape[1]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        return _AppendViewBackward.apply(*grads, ctx.geometry_size), None, None, None
-
-    jvp = refuse_jvp("append_view")
-    vmap = refuse_vmap("append_view", "call it once with the rows of all calls")
-
-
-_AppendViewBackward = last_derivative(
-    "append_view_backward", "append_view is differentiable once; a second derivative was asked for"
-)
-
-
-@fake("append_view")
-def _(geometry: Tensor, directions: Tensor, ray_index: Tensor, degree: int) -> tuple[Tensor, Tensor]:
+def _results(geometry: Tensor, degree: int) -> tuple[Tensor, Tensor]:
     rows, size = geometry.shape
     inputs = geometry.new_empty(rows, size + (degree + 1) ** 2)
     return inputs, geometry.new_empty(rows, dtype=coordinate_dtype(geometry.dtype))
 
 
-fake("append_view_backward")(
-    lambda grad_inputs, grad_raw, geometry_size: grad_inputs.new_empty(grad_inputs.shape[0], geometry_size),
+def _gradients(grad_inputs: Tensor, grad_raw: Tensor, geometry: Tensor) -> dict[str, Any]:
+    return {"geometry": _append_view_backward(grad_inputs, grad_raw, geometry.shape[1])}
+
+
+_append_view = declare("append_view", _results, gradients=_gradients, constants=("directions",))
+_append_view_backward = declare(
+    "append_view_backward",
+    lambda grad_inputs, geometry_size: grad_inputs.new_empty(grad_inputs.shape[0], geometry_size),
+    refusal="append_view is differentiable once; a second derivative was asked for",
 )
-register_autograd("append_view", _AppendView.apply)
-register_autograd("append_view_backward", _AppendViewBackward.apply)

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from voxelfield import _library
-from voxelfield.foundation.autograd import (
-    MaybeTensor,
-    hold_constant,
-    last_derivative,
-    refuse_jvp,
-    refuse_vmap,
-    run_raw,
-)
+from voxelfield.foundation.autograd import MaybeTensor
 from voxelfield.foundation.checks import check_index
-from voxelfield.ops._registration import fake, register_autograd
+from voxelfield.ops._table import declare
 
 
 def pixel_color_error(
@@ -38,8 +28,8 @@ def pixel_color_error(
     Returns:
         () in the dtype of ``pixels``; 0 if no pixel counts.
     """
-    (truth,) = hold_constant("pixel_color_error", truth=truth)
-    return _error(pixels, truth, None, None, rays_per_pixel, rays_kept)
+    error: Tensor = _color_error(pixels, truth, None, None, rays_per_pixel, rays_kept)
+    return error
 
 
 def sample_color_error(
@@ -68,45 +58,34 @@ def sample_color_error(
     Returns:
         () in the dtype of ``sample_rgb``.
     """
-    weights, truth = hold_constant("sample_color_error", weights=weights, truth=truth)
     rays = truth.shape[0] * rays_per_pixel
     check_index("ray_index", ray_index, rays, f"for {truth.shape[0]} pixels of {rays_per_pixel} rays")
-    return _error(sample_rgb, truth, weights, ray_index, rays_per_pixel, rays_kept)
-
-
-def _error(colors: Tensor, *others: MaybeTensor | int) -> Tensor:
-    _library.ensure_loaded(colors.device.type)
-    run = torch.ops.voxelfield.color_error.default if torch.compiler.is_compiling() else _ColorError.apply
-    error: Tensor = run(colors, *others)
+    error: Tensor = _color_error(sample_rgb, truth, weights, ray_index, rays_per_pixel, rays_kept)
     return error
 
 
-class _ColorError(Function):
-    forward = run_raw("color_error")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.rays_per_pixel, rays_kept = inputs
-        ctx.save_for_backward(*tensors, rays_kept)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[MaybeTensor, ...]:
-        *tensors, rays_kept = ctx.saved_tensors
-        d_colors = None
-        if ctx.needs_input_grad[0]:
-            d_colors = _ColorErrorBackward.apply(grad, *tensors, ctx.rays_per_pixel, rays_kept)
-        return d_colors, None, None, None, None, None
-
-    jvp = refuse_jvp("pixel_color_error and sample_color_error")
-    vmap = refuse_vmap("pixel_color_error and sample_color_error", "call them once with all colours")
+def _gradients(
+    grad: Tensor,
+    colors: Tensor,
+    truth: Tensor,
+    weights: MaybeTensor,
+    ray_index: MaybeTensor,
+    rays_per_pixel: int,
+    rays_kept: MaybeTensor,
+) -> dict[str, Any]:
+    return {"colors": _color_error_backward(grad, colors, truth, weights, ray_index, rays_per_pixel, rays_kept)}
 
 
-_ColorErrorBackward = last_derivative(
-    "color_error_backward", "errors of colours are differentiable once; a second derivative was asked for"
+_color_error = declare(
+    "color_error",
+    lambda colors: colors.new_empty(()),
+    gradients=_gradients,
+    constants=("truth", "weights"),
+    public="an error of colours",
 )
-
-
-fake("color_error")(lambda colors, *_: colors.new_empty(()))
-fake("color_error_backward")(lambda grad, colors, *_: colors.new_empty(colors.shape))
-register_autograd("color_error", _ColorError.apply)
-register_autograd("color_error_backward", _ColorErrorBackward.apply)
+_color_error_backward = declare(
+    "color_error_backward",
+    lambda colors: colors.new_empty(colors.shape),
+    public="an error of colours",
+    refusal="errors of colours are differentiable once; a second derivative was asked for",
+)

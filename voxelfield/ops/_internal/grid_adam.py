@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from voxelfield import _library
-from voxelfield.ops._registration import fake
+from voxelfield.ops._table import declare
 
 
-@torch.no_grad()
 def grid_adam_(
     params: Sequence[Tensor],
     exp_avgs: Sequence[Tensor],
@@ -87,8 +85,7 @@ def grid_adam_(
     none: list[Tensor | None] = [None] * count
     optional = (tiles, tile_counts, touched, channel_rates)
     device = params[0].device
-    _library.ensure_loaded(device.type)
-    torch.ops.voxelfield.grid_adam_(
+    _grid_adam_(
         list(params),
         list(exp_avgs),
         list(exp_avg_sqs),
@@ -112,4 +109,4 @@ def _on_device(value: Tensor | float, device: torch.device) -> Tensor:
     return value if isinstance(value, Tensor) else torch.full((1,), value, dtype=torch.float32, device=device)
 
 
-fake("grid_adam_")(lambda *_: None)
+_grid_adam_ = declare("grid_adam_")

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from voxelfield import _library
-from voxelfield.foundation.autograd import last_derivative, refuse_jvp, refuse_vmap, run_raw
 from voxelfield.foundation.checks import check_choice
-from voxelfield.ops._registration import fake, register_autograd
+from voxelfield.ops._table import declare
 
 PIXEL_AVERAGING = ("linear_light", "encoded")
 """The averaged quantity: linear light, decoded by the sRGB transfer function (IEC 61966-2-1), or encoded values."""
@@ -46,45 +42,35 @@ def pixel_colors(
         (P, 3) in the dtype of ``rgb``, encoded as images are. Differentiable once.
     """
     check_choice("pixel_averaging", pixel_averaging, PIXEL_AVERAGING)
-    _library.ensure_loaded(rgb.device.type)
-    run = torch.ops.voxelfield.pixel_colors.default if torch.compiler.is_compiling() else _PixelColors.apply
-    colors: Tensor = run(rgb, opacity, background, rays_per_pixel, pixel_averaging == "linear_light")
+    colors: Tensor = _pixel_colors(rgb, opacity, background, rays_per_pixel, pixel_averaging == "linear_light")
     return colors
 
 
-class _PixelColors(Function):
-    forward = run_raw("pixel_colors")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.rays_per_pixel, ctx.srgb = inputs
-        ctx.save_for_backward(*tensors)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rgb, opacity, background = ctx.saved_tensors
-        d_rgb = d_opacity = d_background = None
-        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
-            d_rgb, d_opacity = _PixelColorsBackward.apply(grad, rgb, opacity, background, ctx.rays_per_pixel, ctx.srgb)
-        if ctx.needs_input_grad[2]:
-            through = 1 - opacity.unflatten(0, (-1, ctx.rays_per_pixel)).mean(dim=1)
-            d_background = (through[:, None] * grad).sum_to_size(background.shape)
-        return d_rgb, d_opacity, d_background, None, None
-
-    jvp = refuse_jvp("pixel_colors")
-    vmap = refuse_vmap("pixel_colors", "call it once with the rays of all pixels")
+def _gradients(
+    grad: Tensor,
+    rgb: Tensor,
+    opacity: Tensor,
+    background: Tensor,
+    rays_per_pixel: int,
+    srgb: bool,
+    needs: set[str],
+) -> dict[str, Any]:
+    found = {}
+    if needs & {"rgb", "opacity"}:
+        found["rgb"], found["opacity"] = _pixel_colors_backward(grad, rgb, opacity, background, rays_per_pixel, srgb)
+    if "background" in needs:
+        through = 1 - opacity.unflatten(0, (-1, rays_per_pixel)).mean(dim=1)
+        found["background"] = (through[:, None] * grad).sum_to_size(background.shape)
+    return found
 
 
-_PixelColorsBackward = last_derivative(
-    "pixel_colors_backward", "pixel_colors is differentiable once; a second derivative was asked for"
+_pixel_colors = declare(
+    "pixel_colors",
+    lambda rgb, rays_per_pixel: rgb.new_empty(rgb.shape[0] // rays_per_pixel, 3),
+    gradients=_gradients,
 )
-
-
-fake("pixel_colors")(
-    lambda rgb, opacity, background, rays_per_pixel, srgb: rgb.new_empty(rgb.shape[0] // rays_per_pixel, 3),
+_pixel_colors_backward = declare(
+    "pixel_colors_backward",
+    lambda rgb, opacity: (rgb.new_empty(rgb.shape), rgb.new_empty(opacity.shape)),
+    refusal="pixel_colors is differentiable once; a second derivative was asked for",
 )
-fake("pixel_colors_backward")(
-    lambda grad, rgb, opacity, *_: (rgb.new_empty(rgb.shape), rgb.new_empty(opacity.shape)),
-)
-register_autograd("pixel_colors", _PixelColors.apply)
-register_autograd("pixel_colors_backward", _PixelColorsBackward.apply)

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from voxelfield import _library
-from voxelfield.foundation.autograd import hold_constant
-from voxelfield.ops._registration import fake
+from voxelfield.ops._table import declare
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits
 from voxelfield.ops.render_grid import cells_to_walk
 from voxelfield.ops.selection import MIN_WEIGHT
 
 
-@torch.no_grad()
 def render_baked_image(
     c2w: Tensor,
     intrinsics: Tensor,
@@ -67,10 +62,7 @@ def render_baked_image(
         world units, and the unit directions (height, width, 3) of the rays; float32. Does not synchronise with the
         device.
     """
-    hold_constant("render_baked_image", c2w=c2w, intrinsics=intrinsics, lens=lens)
-    hold_constant("render_baked_image", aabb=aabb, aabb_occupancy=aabb_occupancy)
-    _library.ensure_loaded(c2w.device.type)
-    image: tuple[Tensor, Tensor, Tensor, Tensor] = torch.ops.voxelfield.render_baked_image(
+    image: tuple[Tensor, Tensor, Tensor, Tensor] = _render_baked_image(
         c2w,
         intrinsics,
         lens,
@@ -91,11 +83,9 @@ def render_baked_image(
     return image
 
 
-def _empty(
-    c2w: Tensor, intrinsics: Tensor, lens: Tensor | None, width: int, height: int, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    sums = c2w.new_empty(height, width, rest[4].shape[-1])
+def _results(c2w: Tensor, width: int, height: int, values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    sums = c2w.new_empty(height, width, values.shape[-1])
     return sums, c2w.new_empty(height, width), c2w.new_empty(height, width), c2w.new_empty(height, width, 3)
 
 
-fake("render_baked_image")(_empty)
+_render_baked_image = declare("render_baked_image", _results)

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield import _library
-from voxelfield.foundation.autograd import hold_constant
 from voxelfield.ops._internal.render_pyramid_image import empty_image
-from voxelfield.ops._registration import fake
+from voxelfield.ops._table import declare
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits
 from voxelfield.ops.render_grid import cells_to_walk
@@ -58,7 +56,6 @@ class PackedSHGrid:
         return PackedSHGrid(features, features[..., 0].contiguous(), aabb.to(torch.float32), degree)
 
 
-@torch.no_grad()
 def render_grid_image(
     c2w: Tensor,
     intrinsics: Tensor,
@@ -103,10 +100,7 @@ def render_grid_image(
         synchronise with the device.
     """
     features, density, box = field.features, field.density, field.aabb
-    hold_constant("render_grid_image", features=features, density=density, aabb=box, aabb_occupancy=aabb_occupancy)
-    hold_constant("render_grid_image", c2w=c2w, intrinsics=intrinsics, background=background, lens=lens)
-    _library.ensure_loaded(c2w.device.type)
-    image: tuple[Tensor, Tensor, Tensor] = torch.ops.voxelfield.render_grid_image(
+    image: tuple[Tensor, Tensor, Tensor] = _render_grid_image(
         c2w,
         intrinsics,
         lens,
@@ -128,4 +122,4 @@ def render_grid_image(
     return image
 
 
-fake("render_grid_image")(empty_image)
+_render_grid_image = declare("render_grid_image", empty_image)

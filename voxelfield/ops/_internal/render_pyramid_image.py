@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from voxelfield import _library
-from voxelfield.foundation.autograd import hold_constant
-from voxelfield.ops._registration import fake
+from voxelfield.ops._table import declare
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits
 from voxelfield.ops.render_grid import cells_to_walk
 from voxelfield.ops.selection import MIN_WEIGHT
 
 
-@torch.no_grad()
 def render_pyramid_image(
     c2w: Tensor,
     intrinsics: Tensor,
@@ -63,12 +58,7 @@ def render_pyramid_image(
         opacity-weighted mean distance in world units along the ray; float32. Does not synchronise with the device. The
         image is the same in every run on a device.
     """
-    hold_constant("render_pyramid_image", c2w=c2w, intrinsics=intrinsics, background=background, lens=lens)
-    hold_constant("render_pyramid_image", aabb=aabb, aabb_occupancy=aabb_occupancy)
-    for name, several in (("levels", levels), ("density_weights", density_weights), ("color_weights", color_weights)):
-        hold_constant("render_pyramid_image", **{f"{name}[{i}]": x for i, x in enumerate(several)})
-    _library.ensure_loaded(c2w.device.type)
-    image: tuple[Tensor, Tensor, Tensor] = torch.ops.voxelfield.render_pyramid_image(
+    image: tuple[Tensor, Tensor, Tensor] = _render_pyramid_image(
         c2w,
         intrinsics,
         lens,
@@ -92,18 +82,16 @@ def render_pyramid_image(
     return image
 
 
-def empty_image(
-    c2w: Tensor, intrinsics: Tensor, lens: Tensor | None, width: int, height: int, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+def empty_image(c2w: Tensor, width: int, height: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns colours, opacities and depths for a compiler: shapes and dtypes without values."""
     return c2w.new_empty(height, width, 3), c2w.new_empty(height, width), c2w.new_empty(height, width)
 
 
 def pyramid_image_fits(like: Tensor, width: int) -> bool:
     """Tells whether a block on the device of ``like`` has room for networks with hidden layers of ``width``."""
-    _library.ensure_loaded(like.device.type)
-    fits: bool = torch.ops.voxelfield.pyramid_image_fits(like, width)
+    fits: bool = _pyramid_image_fits(like, width)
     return fits
 
 
-fake("render_pyramid_image")(empty_image)
+_render_pyramid_image = declare("render_pyramid_image", empty_image)
+_pyramid_image_fits = declare("pyramid_image_fits")

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from voxelfield import _library
 from voxelfield.foundation import constants
-from voxelfield.ops._registration import fake
+from voxelfield.ops._table import declare
 
 
 def tiles_along(resolution: Sequence[int]) -> tuple[int, int, int]:
@@ -43,12 +42,10 @@ def active_tiles(
         total = math.prod(tiles_along(resolution))
         out = occupied.new_empty(total, dtype=torch.int32), occupied.new_empty(1, dtype=torch.int32)
     ids, count = out
-    _library.ensure_loaded(occupied.device.type)
-    torch.ops.voxelfield.active_tiles_(occupied, list(resolution), ids, count)
+    _active_tiles_(occupied, list(resolution), ids, count)
     return ids, count
 
 
-@torch.no_grad()
 def touched_vertices(grad: Tensor, table: Tensor, ids: Tensor | None = None, *, every: bool = False) -> None:
     """Lists the vertices of a grid whose gradient is not zero, by tiles.
 
@@ -63,11 +60,9 @@ def touched_vertices(grad: Tensor, table: Tensor, ids: Tensor | None = None, *, 
             a tile is 128 vertices that follow each other in memory, from the first vertex on.
         every: List all vertices of the tiles, whatever their gradient.
     """
-    _library.ensure_loaded(grad.device.type)
-    torch.ops.voxelfield.touched_vertices_(grad, ids, every, table)
+    _touched_vertices_(grad, ids, every, table)
 
 
-@torch.no_grad()
 def pack_vertices(grid: Tensor, table: Tensor, packed: Tensor, ids: Tensor | None = None, *, first: int = 0) -> None:
     """Copies listed vertices of a grid into rows, for example to send them.
 
@@ -80,16 +75,15 @@ def pack_vertices(grid: Tensor, table: Tensor, packed: Tensor, ids: Tensor | Non
         ids: As for :func:`touched_vertices`.
         first: Without ``ids``, the index of the vertex with which the first tile begins.
     """
-    _library.ensure_loaded(grid.device.type)
-    torch.ops.voxelfield.pack_vertices_(grid, ids, first, table, packed)
+    _pack_vertices_(grid, ids, first, table, packed)
 
 
-@torch.no_grad()
 def unpack_vertices(packed: Tensor, table: Tensor, grid: Tensor, ids: Tensor | None = None, *, first: int = 0) -> None:
     """Copies rows back to the listed vertices of a grid, in place; arguments as for :func:`pack_vertices`."""
-    _library.ensure_loaded(grid.device.type)
-    torch.ops.voxelfield.unpack_vertices_(packed, ids, first, table, grid)
+    _unpack_vertices_(packed, ids, first, table, grid)
 
 
-for name in ("active_tiles_", "touched_vertices_", "pack_vertices_", "unpack_vertices_"):
-    fake(name)(lambda *_: None)
+_active_tiles_ = declare("active_tiles_", public="active_tiles")
+_touched_vertices_ = declare("touched_vertices_", public="touched_vertices")
+_pack_vertices_ = declare("pack_vertices_", public="pack_vertices")
+_unpack_vertices_ = declare("unpack_vertices_", public="unpack_vertices")

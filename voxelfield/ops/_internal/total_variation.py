@@ -8,11 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from voxelfield import _library
-from voxelfield.ops._registration import fake
+from voxelfield.ops._table import declare
 
 
-@torch.no_grad()
 def grid_total_variation_grad_(
     grad: Tensor,
     param: Tensor,
@@ -46,10 +44,9 @@ def grid_total_variation_grad_(
         numbers = [weights] * 3 if isinstance(weights, (int, float)) else list(weights)
         # torch.tensor(list) would copy from the host, which a CUDA graph cannot capture; new_full fills on the device.
         weights = torch.stack([param.new_full((), number) for number in numbers])
-    _library.ensure_loaded(param.device.type)
-    torch.ops.voxelfield.grid_total_variation_grad_(
+    _grid_total_variation_grad_(
         grad, param, weights.contiguous(), math.inf if delta is None else delta, tiles, tile_count
     )
 
 
-fake("grid_total_variation_grad_")(lambda *_: None)
+_grid_total_variation_grad_ = declare("grid_total_variation_grad_")

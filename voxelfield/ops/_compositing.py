@@ -6,21 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import unwrap_dead_wrappers
-from torch.autograd import forward_ad
 
-from voxelfield import _library
-from voxelfield.foundation.autograd import (
-    MaybeTensor,
-    OpFunction,
-    below_autograd,
-    functorch_active,
-    last_derivative,
-    needs_long_path,
-    refuse_jvp,
-    run_raw,
-    traces_ops,
-)
+from voxelfield.foundation.autograd import MaybeTensor, OpFunction, needs_long_path, run_raw
 from voxelfield.foundation.checks import (
     FLOATING,
     check_dtype,
@@ -32,7 +19,8 @@ from voxelfield.foundation.checks import (
     offsets_fit,
 )
 from voxelfield.foundation.errors import EXPLAINED_LATER, ArgumentValueError, stop_if_out_of_memory
-from voxelfield.ops._registration import fake, register_autograd
+from voxelfield.foundation.private_torch import below_autograd, forward_mode_level, functorch_active
+from voxelfield.ops._table import declare
 from voxelfield.ops.ray_sums import EXCLUSIVE, scan, spread, total
 
 _SINGLE = (torch.float32, torch.float16, torch.bfloat16)
@@ -41,7 +29,7 @@ Results = tuple[Tensor, ...]
 
 
 def check_samples(name: str, values: Tensor, ray_offsets: Tensor, min_transmittance: float, **others: Tensor) -> Tensor:
-    """Checks the samples passed to a public function, loads the kernels, and returns the offsets as int64."""
+    """Checks the samples passed to a public function, and returns the offsets as int64."""
     check_tensor(name, values, ("M",))
     check_dtype(name, values, FLOATING)
     wide = values.dtype == torch.float64
@@ -54,7 +42,6 @@ def check_samples(name: str, values: Tensor, ray_offsets: Tensor, min_transmitta
             raise ArgumentValueError("rgb must have at least one channel, got none")
     ray_offsets = check_ray_offsets(ray_offsets, values.shape[0], name, values)
     check_fraction("min_transmittance", min_transmittance)
-    _library.ensure_loaded(values.device.type)
     return ray_offsets
 
 
@@ -109,22 +96,15 @@ class PackedFunction(OpFunction):
     formulas take their place, because their parts can be differentiated any number of times.
     """
 
-    jvp = refuse_jvp("a raw op of compositing")
+    @classmethod
+    def apply(cls, *inputs: Any) -> Any:
+        """Applies the Function, or in forward mode its formula."""
+        return cls.formula(*inputs) if forward_mode_level() >= 0 else super().apply(*inputs)
 
     @staticmethod
     def formula(*inputs: Any) -> Any:
         """Computes the results from differentiable parts."""
         raise NotImplementedError
-
-
-def run(op: str, function: type[PackedFunction], *inputs: Any) -> Any:
-    """Runs a raw op, or its Function, on checked inputs in any situation."""
-    if traces_ops():
-        return getattr(torch.ops.voxelfield, op).default(*inputs)
-    inputs = unwrap_dead_wrappers(inputs)
-    if forward_ad._current_level >= 0:
-        return function.formula(*inputs)
-    return function.apply(*inputs)
 
 
 def _is_transformed() -> bool:
@@ -157,9 +137,7 @@ class RayLight(PackedFunction):
         else:
             of_lengths = ctx.needs_input_grad[1]
             with below_autograd():
-                gradient = torch.ops.voxelfield.ray_light_backward.default(
-                    grad, *samples, ctx.transmittance, of_lengths
-                )
+                gradient = _ray_light_backward.raw(grad, *samples, ctx.transmittance, of_lengths)
             gradients = gradient if of_lengths else (gradient, None)
         return *gradients, None, None, None
 
@@ -210,9 +188,7 @@ class CompositeSamples(PackedFunction):
         of_distances = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
         saved = ctx.saved_tensors  # which activation checkpointing computes, with autograd
         with below_autograd():
-            gradient, of_rgb = torch.ops.voxelfield.composite_backward.default(
-                *grads, *saved, ctx.min_transmittance, of_distances
-            )
+            gradient, of_rgb = _composite_backward.raw(*grads, *saved, ctx.min_transmittance, of_distances)
         if not of_distances:
             return gradient, of_rgb, None, None, None, None, None
         of_density, of_t, *of_dt = gradient
@@ -364,29 +340,12 @@ class _PackedCalls:
         return x.unflatten(0, (self.count, self.rays + 1))[:, :-1]
 
 
-_RayLightBackward = last_derivative(
-    "ray_light_backward",
-    "the raw op ray_light_backward has no derivative; ops.ray_weights has derivatives of any order",
-)
-_CompositeBackward = last_derivative(
-    "composite_backward", "the raw op composite_backward has no derivative; ops.composite has derivatives of any order"
-)
-
-
-@fake("ray_light")
-def _(density: Tensor, dt: MaybeTensor, ray_offsets: Tensor, min_transmittance: float, transmittance: bool) -> Tensor:
+def _like_density(density: Tensor, dt: MaybeTensor, ray_offsets: Tensor, min_transmittance: float) -> Tensor:
     _check_widened(density, ray_offsets, min_transmittance, dt=dt)
     return density.new_empty(density.shape)
 
 
-@fake("ray_light_backward")
-def _(grad: Tensor, density: Tensor, *rest: Any) -> Tensor:
-    of_lengths = rest[-1]
-    return density.new_empty((2, *density.shape) if of_lengths else density.shape)
-
-
-@fake("composite")
-def _(
+def _sums(
     density: Tensor,
     rgb: Tensor,
     t: Tensor,
@@ -394,7 +353,7 @@ def _(
     ray_offsets: Tensor,
     min_transmittance: float,
     distortion: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> Results:
     _check_widened(density, ray_offsets, min_transmittance, rgb=rgb, t=t, dt=dt)
     if distortion and dt is None:
         raise ArgumentValueError("dt must be given for distortion")
@@ -408,14 +367,20 @@ def _(
     )
 
 
-@fake("composite_backward")
-def _(*arguments: Any) -> tuple[Tensor, Tensor]:
-    density, rgb, _, dt, *_, of_distances = arguments[5:]
+def _of_samples(density: Tensor, rgb: Tensor, dt: MaybeTensor, of_distances: bool) -> tuple[Tensor, Tensor]:
     rows = (2 if dt is None else 3,) if of_distances else ()
     return density.new_empty(*rows, *density.shape), rgb.new_empty(rgb.shape)
 
 
-register_autograd("ray_light", RayLight.apply)
-register_autograd("ray_light_backward", _RayLightBackward.apply)
-register_autograd("composite", CompositeSamples.apply)
-register_autograd("composite_backward", _CompositeBackward.apply)
+light_packed = declare("ray_light", _like_density, formula=RayLight.apply)
+_ray_light_backward = declare(
+    "ray_light_backward",
+    lambda density, of_lengths: density.new_empty((2, *density.shape) if of_lengths else density.shape),
+    refusal="the raw op ray_light_backward has no derivative; ops.ray_weights has derivatives of any order",
+)
+composite_packed = declare("composite", _sums, formula=CompositeSamples.apply)
+_composite_backward = declare(
+    "composite_backward",
+    _of_samples,
+    refusal="the raw op composite_backward has no derivative; ops.composite has derivatives of any order",
+)
