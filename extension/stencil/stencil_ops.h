@@ -283,9 +283,9 @@ struct StencilOps {
     const Tensor& like = source.data[0];
     const typename Backend::Guard guard(like);
     Tensor out = new_like(like, at.rows(source.columns));
-    if (out.numel() == 0) return out;
     dispatch(like, "gather", at, [&](auto zero, const auto& view) {
       using scalar_t = decltype(zero);
+      if (out.numel() == 0) return;
       Backend::gather(source.template levels<const scalar_t>(at), view, out.mutable_data_ptr<scalar_t>());
     });
     return out;

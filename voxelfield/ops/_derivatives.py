@@ -10,7 +10,7 @@ table below is complete up to second order, backwards (``backward``, towards the
 tangents).
 
 These are autograd Functions with ``setup_context``, so that ``torch.func`` can transform them. The public functions
-call them; :func:`register_autograd` also makes them the autograd kernels of the raw ops, which a compiler traces.
+apply them, and :func:`declare_lookup` makes them the autograd kernels of the raw ops, which a compiler traces.
 ``torch.library.register_autograd`` cannot be used: with it, forward-mode differentiation silently loses tangents.
 """
 
@@ -23,10 +23,11 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import unwrap_dead_wrappers
 
-from voxelfield.foundation.autograd import MaybeTensor, OpFunction, below_autograd, forward_mode_active, traces_ops
-from voxelfield.ops._registration import register_autograd, register_batching
+from voxelfield.foundation.autograd import MaybeTensor, OpFunction, forward_mode_active, needs_long_path, traces_ops
+from voxelfield.foundation.errors import EXPLAINED_LATER, is_out_of_memory, stop_if_out_of_memory
+from voxelfield.foundation.private_torch import below_autograd, unwrap_dead_wrappers
+from voxelfield.ops._table import Op, declare
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -71,20 +72,45 @@ def sample(sources: Sequence[Tensor], points: Tensor, stencil: Stencil) -> Tenso
     """Samples sources at points, differentiably, in every situation."""
     if traces_ops():
         return stencil.gather(sources, points)
-    sampled: Tensor = Gather.apply(*unwrap_dead_wrappers((*sources, points)), stencil)
-    return sampled
+    if forward_mode_active():
+        sampled: Tensor = Gather.apply(*unwrap_dead_wrappers((*sources, points)), stencil)
+        return sampled
+    return sample_directly(sources, points, stencil)
 
 
-def sample_eagerly(sources: Sequence[Tensor], points: Tensor, stencil: Stencil) -> Tensor:
-    """Samples sources at points, differentiably in reverse mode, with the least work on the host.
-
-    Must not be used if :func:`voxelfield.foundation.autograd.needs_long_path`. Only the raw op checks the arguments.
-    """
+def sample_directly(sources: Sequence[Tensor], points: Tensor, stencil: Stencil) -> Tensor:
+    """Does the same where nothing traces or transforms the call, with the least work on the host."""
     if torch.is_grad_enabled() and (points.requires_grad or any(source.requires_grad for source in sources)):
         sampled: Tensor = Gather.record(*sources, points, stencil)
         return sampled
     with below_autograd():
         return stencil.gather(sources, points)
+
+
+def run_or_check(
+    run: Callable[..., Tensor],
+    check_and_run: Callable[..., Tensor],
+    named: Callable[..., dict[str, Tensor]],
+    *arguments: Any,
+) -> Tensor:
+    """Runs an op whose arguments only the kernels check; if that fails, checks them in Python and runs it again.
+
+    Checks in Python would take longer than everything else on the host. They come first where a call is traced or
+    transformed, for which ``run`` may be unfit. All three functions take the arguments; ``named`` returns those that
+    errors state if memory runs out.
+    """
+    if not needs_long_path():
+        try:
+            return run(*arguments)
+        except EXPLAINED_LATER as error:
+            if is_out_of_memory(error):
+                stop_if_out_of_memory(error, **named(*arguments))
+    try:
+        return check_and_run(*arguments)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            stop_if_out_of_memory(error, **named(*arguments))
+        raise
 
 
 class Named(NamedTuple):
@@ -111,6 +137,15 @@ class StencilFunction(OpFunction):
     def call(*inputs: Any) -> Any:
         """Runs the raw op."""
         raise NotImplementedError
+
+    @classmethod
+    def forward(cls, *inputs: Any) -> Any:
+        with below_autograd():
+            return cls.call(*inputs)
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
+        return cls.map(cls.apply, info.batch_size, in_dims, *inputs)
 
     @classmethod
     def map(cls, apply: Callable[..., Any], size: int, in_dims: Sequence[Any], *inputs: Any) -> tuple[Any, Any]:
@@ -171,17 +206,13 @@ class Gather(StencilFunction):
         return gathered
 
     @staticmethod
-    def forward(*inputs: Any) -> Tensor:
-        with below_autograd():
-            return Gather.call(*inputs)
-
-    @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         *sources, points, ctx.stencil = inputs
         ctx.shapes = tuple(source.shape for source in sources)
         ctx.set_materialize_grads(False)
+        *_, needs_points, _ = ctx.needs_input_grad
         # Only the gradient in the points reads the features. Otherwise they need not be kept alive.
-        ctx.save_for_backward(points, *(sources if Gather.named(ctx.needs_input_grad).points else ()))
+        ctx.save_for_backward(points, *(sources if needs_points else ()))
         if forward_mode_active():
             ctx.save_for_forward(points, *sources)
 
@@ -209,10 +240,6 @@ class Gather(StencilFunction):
             terms.append(_gather_along(sources, points, along.points, stencil))
         return _total(terms)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
-        return Gather.map(Gather.apply, info.batch_size, in_dims, *inputs)
-
 
 class Splat(StencilFunction):
     """:math:`S^*`, applied to ``(values, points, shapes, stencil)``: one sum for each of ``shapes``."""
@@ -227,11 +254,6 @@ class Splat(StencilFunction):
         values, points, shapes, stencil = inputs
         sums: tuple[Tensor, ...] = stencil.splat(values, points, shapes)
         return sums
-
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, ...]:
-        with below_autograd():
-            return Splat.call(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -268,10 +290,6 @@ class Splat(StencilFunction):
             terms.append([total.to(values.dtype) for total in sums])
         return tuple(_total(parts) for parts in zip(*terms, strict=True))
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
-        return Splat.map(Splat.apply, info.batch_size, in_dims, *inputs)
-
 
 class PointGradient(StencilFunction):
     """:math:`P`, applied to ``(values, *sources, points, stencil)``."""
@@ -286,11 +304,6 @@ class PointGradient(StencilFunction):
         values, *sources, points, stencil = inputs
         gradient: Tensor = stencil.point_gradient(values, sources, points)
         return gradient
-
-    @staticmethod
-    def forward(*inputs: Any) -> Tensor:
-        with below_autograd():
-            return PointGradient.call(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -331,35 +344,16 @@ class PointGradient(StencilFunction):
             terms.append(PointGradient.apply(stacked, *_wide(sources, stacked), points, stencil))
         return _total(terms)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
-        return PointGradient.map(PointGradient.apply, info.batch_size, in_dims, *inputs)
 
+def declare_lookup(
+    name: str, results: Callable[..., Any], function: type[StencilFunction], inputs_of: Callable[..., tuple[Any, ...]]
+) -> Op:
+    """Declares a raw op that reads sources: ``inputs_of`` its arguments returns the inputs of its Function."""
 
-def register_lookup(
-    op: str, function: type[Gather | PointGradient], count: int, make_stencil: Callable[..., Stencil]
-) -> None:
-    """Registers the derivative and the batching rule of a raw op that reads sources.
+    def batching(info: Any, dims: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:
+        return function.map(function.call, info.batch_size, inputs_of(*dims), *inputs_of(*arguments))
 
-    Args:
-        op: Its name.
-        function: The Function that applies it.
-        count: The number of its arguments before the options: tensors, and lists of tensors.
-        make_stencil: Returns the stencil for given options.
-    """
-
-    def flat(arguments: Sequence[Any]) -> list[Any]:
-        return [x for each in arguments[:count] for x in (each if isinstance(each, (list, tuple)) else (each,))]
-
-    def apply(*arguments: Any) -> Any:
-        return function.apply(*flat(arguments), make_stencil(*arguments[count:]))
-
-    def rule(info: Any, dims: Any, *arguments: Any) -> tuple[Tensor, int]:
-        inputs = (*flat(arguments), make_stencil(*arguments[count:]))
-        return function.map(function.call, info.batch_size, (*flat(dims), None), *inputs)
-
-    register_autograd(op, apply)
-    register_batching(op, rule)
+    return declare(name, results, formula=lambda *arguments: function.apply(*inputs_of(*arguments)), batching=batching)
 
 
 def _splat(
