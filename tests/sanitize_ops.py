@@ -15,18 +15,20 @@ import torch
 from voxelfield import _library, ops
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.ops._internal.accumulate import accumulate_trilinear_
-from voxelfield.ops._internal.append_view import append_view
-from voxelfield.ops._internal.color_error import pixel_color_error, sample_color_error
-from voxelfield.ops._internal.empty_distance import empty_distance
-from voxelfield.ops._internal.grid_adam import grid_adam_
+from voxelfield.ops._internal.color import append_view, pixel_color_error, pixel_colors, sample_color_error
 from voxelfield.ops._internal.march_visible import march_visible
-from voxelfield.ops._internal.pixel_colors import pixel_colors
+from voxelfield.ops._internal.optim import (
+    active_tiles,
+    grid_adam_,
+    grid_total_variation_grad_,
+    pack_vertices,
+    touched_vertices,
+    unpack_vertices,
+)
 from voxelfield.ops._internal.pixel_rays import pixel_rays
-from voxelfield.ops._internal.render_baked_image import render_baked_image
-from voxelfield.ops._internal.render_pyramid_image import render_pyramid_image
+from voxelfield.ops._internal.render_image import render_baked_image, render_pyramid_image
 from voxelfield.ops._internal.sparse_grid import atlas_coordinates, sum_duplicates_
-from voxelfield.ops._internal.tiles import active_tiles, pack_vertices, touched_vertices, unpack_vertices
-from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
+from voxelfield.ops.marching import empty_distance
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).op_arguments

@@ -20,7 +20,7 @@ struct ListedRays {
   // end sooner, but more samples are evaluated past the end of a ray.
   static constexpr int kLanes = InPieces ? kWarp : 8;
   static constexpr int kBatch = InPieces ? 1 : 4;
-  static constexpr int kMostIdle = kLanes - 1;
+  static constexpr int kMaxIdle = kLanes - 1;
   RayBatch batch;
   float* slots;  // (R, max_samples_per_ray)
   int max_samples_per_ray;
@@ -84,14 +84,14 @@ template <typename Kernel>
 MarchPlan plan_visible(const Network& density, Kernel* kernel) {
   const int limit = shared_memory_limit();
   MarchPlan best{};
-  int most_resident = 0;
+  int max_resident = 0;
   for (const int warps : {4, 8, kMarchWarps}) {
     const MarchPlan plan = plan_march(density.staged_bytes(), kWarpRowsBytes, warps, limit);
     if (plan.warps == 0) continue;
     const int resident = plan.warps * resident_blocks(kernel, plan.warps * kWarp, plan.shared);
-    if (resident > most_resident) {
+    if (resident > max_resident) {
       best = plan;
-      most_resident = resident;
+      max_resident = resident;
     }
   }
   STD_TORCH_CHECK(best.warps > 0, "march_visible: one warp takes ", density.staged_bytes() + kWarpRowsBytes,

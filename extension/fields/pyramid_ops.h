@@ -13,7 +13,7 @@
 
 namespace voxelfield {
 
-constexpr int64_t kMostMarchedRays = 1 << 30;
+constexpr int64_t kMaxMarchedRays = 1 << 30;
 
 // Numbers of the march; `boxes` is empty if rays are straight.
 struct MarchNumbers {
@@ -124,7 +124,7 @@ struct MarchVisibleOps {
                               aabb,   density_weights, {step, density_initial, min_transmittance, min_weight, boxes},
                               origins};
     const RayBatch rays = in.batch(step);
-    STD_TORCH_CHECK(rays.count <= kMostMarchedRays, "origins must be at most 2^30 rays, got ", rays.count);
+    STD_TORCH_CHECK(rays.count <= kMaxMarchedRays, "origins must be at most 2^30 rays, got ", rays.count);
     STD_TORCH_CHECK(max_samples_per_ray >= 1 && max_samples_per_ray <= 0x7fffffff,
                     "max_samples_per_ray must be 1 to 2^31 - 1, got ", max_samples_per_ray);
     STD_TORCH_CHECK(max_total_samples >= 0, "max_total_samples must not be negative, got ", max_total_samples);
@@ -155,7 +155,7 @@ struct PyramidImageOps {
                                              double step, double density_initial, int64_t degree,
                                              double min_transmittance, double min_weight, std::vector<double> boxes) {
     const CameraInputs camera{c2w, intrinsics, lens, width, height, background};
-    STD_TORCH_CHECK(double(width + kSquare) * double(height + kSquare) <= kMostMarchedRays,
+    STD_TORCH_CHECK(double(width + kSquare) * double(height + kSquare) <= kMaxMarchedRays,
                     "an image must have 1 to 2^30 pixels, got ", width, " x ", height);
     STD_TORCH_CHECK(degree >= 0 && degree <= kMaxDegree, "degree must lie in 0..3, got ", degree);
     const CellInputs cells{occupied, resolution, aabb_occupancy, c2w};

@@ -143,7 +143,7 @@ struct PyramidImage {
   static constexpr bool kWorldDistances = true;
   static constexpr int kLanes = 1;
   static constexpr int kBatch = kSquare * kSquare;
-  static constexpr int kMostIdle = 20;
+  static constexpr int kMaxIdle = 20;
   CameraView camera;
   PixelColors colors;
   float *opacity, *depth;

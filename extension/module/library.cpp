@@ -161,7 +161,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "Tensor? rays_kept) -> Tensor");
   m.def(
       "color_error_backward(Tensor grad, Tensor colors, Tensor truth, Tensor? weights, Tensor? ray_index, "
-      "int rays_per_pixel, Tensor? rays_kept) -> Tensor");
+      "int rays_per_pixel, Tensor? rays_kept) -> (Tensor grad_colors)");
 
   // Lists tiles of 4 x 4 x 8 vertices of a grid that samples in occupied cells (X, Y, Z) of the same box touch: their
   // ids into the first `count` of `ids`, in ascending order.
@@ -196,12 +196,12 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // The input of a colour network, geometry (N, G) and the spherical harmonics of each sample's viewing direction side
   // by side, and the geometry's first column, float32, from which density is made.
   m.def("append_view(Tensor geometry, Tensor directions, Tensor ray_index, int degree) -> (Tensor inputs, Tensor raw)");
-  m.def("append_view_backward(Tensor grad_inputs, Tensor grad_raw, int geometry_size) -> Tensor");
+  m.def("append_view_backward(Tensor grad_inputs, Tensor grad_raw, int geometry_size) -> (Tensor grad_geometry)");
 
   // A multilayer perceptron, ReLU between layers: input (N, in), weights[l] (out_l, in_l). Rows from `count` (one
   // integer) on are ignored, and their outputs are zero. In the backward op, grad_weights are float32 (float64 for
   // float64 inputs).
-  m.def("mlp(Tensor input, Tensor[] weights, Tensor? count) -> Tensor");
+  m.def("mlp(Tensor input, Tensor[] weights, Tensor? count) -> (Tensor output)");
   m.def(
       "mlp_backward(Tensor grad_output, Tensor input, Tensor[] weights, Tensor? count) -> (Tensor grad_input, Tensor[] "
       "grad_weights)");
@@ -214,12 +214,12 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "render_grid(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor? density, Tensor aabb_grid, float step, "
       "int degree, float density_scale, float density_shift, float min_transmittance, float min_weight) -> "
-      "(Tensor, Tensor, Tensor)");
+      "(Tensor rgb, Tensor opacity, Tensor depth_sum)");
   m.def(
       "render_grid_backward(Tensor grad_rgb, Tensor grad_opacity, Tensor grad_depth_sum, Tensor rgb, Tensor opacity, "
       "Tensor depth_sum, Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor aabb_grid, float step, int degree, "
-      "float density_scale, float density_shift, float min_transmittance, float min_weight) -> Tensor");
+      "float density_scale, float density_shift, float min_transmittance, float min_weight) -> (Tensor grad_grid)");
   // Renders every pixel of a camera over a background: image, opacity and mean depth.
   m.def(
       "render_grid_image(Tensor c2w, Tensor intrinsics, Tensor? lens, int width, int height, Tensor "

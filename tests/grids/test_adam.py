@@ -14,9 +14,13 @@ from tolerances import assert_matches
 from voxelfield import VoxelGrid, _library
 from voxelfield.grids.adam import GridAdam
 from voxelfield.ops import sample_trilinear
-from voxelfield.ops._internal.grid_adam import grid_adam_
-from voxelfield.ops._internal.tiles import active_tiles, tiles_along, touched_vertices
-from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
+from voxelfield.ops._internal.optim import (
+    active_tiles,
+    grid_adam_,
+    grid_total_variation_grad_,
+    tiles_along,
+    touched_vertices,
+)
 
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
 # One value; odd sizes; tiles cut by every face; several vectors a vertex; more vectors than a warp has lanes.

@@ -11,9 +11,9 @@ from voxelfield.fields.decoders import FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.sparse_grid import BLOCK_CELLS, BLOCK_VERTICES, SparseGrid
-from voxelfield.ops._internal import tiles
+from voxelfield.ops._internal import optim
 from voxelfield.ops._internal.march_visible import march_visible
-from voxelfield.ops._internal.render_pyramid_image import render_pyramid_image
+from voxelfield.ops._internal.render_image import render_pyramid_image
 from voxelfield.ops._internal.sparse_grid import atlas_coordinates, sum_duplicates_
 from voxelfield.ops.marching import pack_occupancy
 
@@ -132,10 +132,10 @@ def test_a_table_of_touched_vertices_replaces_a_look_at_all_copies(device, chann
     read(grid, grid.aabb[0] + unit * (grid.aabb[1] - grid.aabb[0])).square().sum().backward()
     sums = grid.features.grad
     table = torch.empty(sums[..., 0].numel() // 128, 5, dtype=torch.int32, device=device)
-    tiles.touched_vertices(sums, table)
+    optim.touched_vertices(sums, table)
     few, expected, expected_table = int(table[:, 4].sum()), sums.clone(), torch.empty_like(table)
     grid.share(expected)
-    tiles.touched_vertices(expected, expected_table)
+    optim.touched_vertices(expected, expected_table)
     sum_duplicates_(sums, grid._copies, grid._begins, table)
     assert torch.equal(sums, expected)
     assert torch.equal(table, expected_table), "copies that have become non-zero are in the table"

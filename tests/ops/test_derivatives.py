@@ -14,19 +14,20 @@ from torch.autograd import forward_ad
 
 from voxelfield import _library, ops
 from voxelfield.ops import _internal
-from voxelfield.ops._internal.append_view import append_view
-from voxelfield.ops._internal.color_error import pixel_color_error, sample_color_error
-from voxelfield.ops._internal.empty_distance import empty_distance
+from voxelfield.ops._internal.color import append_view, pixel_color_error, pixel_colors, sample_color_error
 from voxelfield.ops._internal.lens import lens_points, lens_rays
 from voxelfield.ops._internal.march_pieces import march_pieces
 from voxelfield.ops._internal.march_visible import march_visible
-from voxelfield.ops._internal.pixel_colors import pixel_colors
+from voxelfield.ops._internal.optim import touched_vertices
 from voxelfield.ops._internal.pixel_rays import pixel_rays
-from voxelfield.ops._internal.render_baked_image import render_baked_image
-from voxelfield.ops._internal.render_grid_image import PackedSHGrid, render_grid_image
-from voxelfield.ops._internal.render_pyramid_image import render_pyramid_image
+from voxelfield.ops._internal.render_image import (
+    PackedSHGrid,
+    render_baked_image,
+    render_grid_image,
+    render_pyramid_image,
+)
 from voxelfield.ops._internal.sparse_grid import atlas_coordinates
-from voxelfield.ops._internal.tiles import touched_vertices
+from voxelfield.ops.marching import empty_distance
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 OFFSETS = [0, 3, 3, 8]

@@ -946,10 +946,10 @@ def raw_mistakes(device):
 def misfit(like, actual, shape=None):
     """What an error says of a tensor that should have been like another, or like it but for the shape."""
 
-    def describe(x, shape):
-        return f"{shape} {'Double' if x.dtype == torch.float64 else 'Float'} on {x.device}"
-
-    return f"must be {describe(like, shape or tuple(like.shape))}, got {describe(actual, tuple(actual.shape))}"
+    if actual.dtype != like.dtype:
+        wanted, got = (str(x.dtype).removeprefix("torch.") for x in (like, actual))
+        return f"must be {wanted}, got {got}"
+    return f"must have shape {shape or tuple(like.shape)}, got {tuple(actual.shape)}"
 
 
 @pytest.mark.parametrize("mistake", range(21))

@@ -21,10 +21,14 @@ from voxelfield.foundation.zero_packing import pack_streams
 from voxelfield.grids.adam import RULE, GridAdam, moments_of, new_state, sum_weights
 from voxelfield.grids.sparse_grid import BLOCK_VERTICES, SparseGrid
 from voxelfield.grids.working_copies import WorkingCopies
-from voxelfield.ops._internal.grid_adam import grid_adam_
+from voxelfield.ops._internal.optim import (
+    active_tiles,
+    grid_adam_,
+    grid_total_variation_grad_,
+    tiles_along,
+    touched_vertices,
+)
 from voxelfield.ops._internal.sparse_grid import sum_duplicates_
-from voxelfield.ops._internal.tiles import active_tiles, tiles_along, touched_vertices
-from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
 
 # A list of tiles shrinks once it is this many times too long. Its unused entries cost little.
 _LONGEST = 3.0

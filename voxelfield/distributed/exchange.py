@@ -12,7 +12,7 @@ from voxelfield import processes
 from voxelfield.distributed.peer_memory import PeerMemory
 from voxelfield.distributed.shards import Shard, new_table, tile_vertices
 from voxelfield.grids.working_copies import WorkingCopies
-from voxelfield.ops._internal.tiles import pack_vertices, unpack_vertices
+from voxelfield.ops._internal.optim import pack_vertices, unpack_vertices
 
 # How many times as many vertices fit into an exchange as any recent step has changed.
 _SPARE = 1.25

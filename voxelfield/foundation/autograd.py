@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from voxelfield.foundation.private_torch import below_autograd, forward_mode_level, functorch_active, is_mapped
+from voxelfield.foundation.private_torch import (
+    below_autograd,
+    forward_mode_level,
+    functorch_active,
+    is_mapped,
+    unwrap_dead_wrappers,
+)
 
 MaybeTensor = Tensor | None
 
@@ -52,9 +58,13 @@ class OpFunction(Function):
         """
         if functorch_active():
             return super().apply(*inputs)
-        if not torch.is_grad_enabled() and forward_mode_level() < 0:
-            return cls.forward(*inputs)
-        return cls.record(*inputs)
+        if forward_mode_level() >= 0 or (torch.is_grad_enabled() and _require_gradient(inputs)):
+            return cls.record(*unwrap_dead_wrappers(inputs))
+        return cls.forward(*inputs)
+
+
+def _require_gradient(inputs: tuple[Any, ...]) -> bool:
+    return any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
 
 
 def hold_constant(op: str, **inputs: Tensor | None) -> tuple[Any, ...]:
@@ -84,47 +94,3 @@ def run_raw(op: str) -> staticmethod[..., Any]:
             return getattr(torch.ops.voxelfield, op).default(*inputs)
 
     return staticmethod(forward)
-
-
-def refuse_jvp(op: str) -> staticmethod[..., None]:
-    """Returns a ``jvp`` for an autograd Function without forward mode: it raises an error that names the op."""
-
-    def jvp(*_: object) -> None:
-        raise NotImplementedError(f"{op} has no forward-mode derivative: differentiate in reverse mode")
-
-    return staticmethod(jvp)
-
-
-def refuse_vmap(op: str, remedy: str) -> staticmethod[..., None]:
-    """Returns a ``vmap`` for an autograd Function that cannot be mapped: it raises an error that names the op."""
-
-    def vmap(*_: object) -> None:
-        raise NotImplementedError(f"{op} cannot be mapped by torch.vmap: {remedy}")
-
-    return staticmethod(vmap)
-
-
-def last_derivative(op: str, refusal: str, run: Callable[..., Any] | None = None) -> type[Function]:
-    """Makes the Function of a backward op whose own derivative raises NotImplementedError with this message.
-
-    ``run`` is its ``forward``; None runs the op on its arguments.
-    """
-
-    class LastDerivative(OpFunction):
-        forward = run_raw(op) if run is None else staticmethod(run)
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            pass
-
-        @staticmethod
-        def backward(ctx: Any, *grads: Tensor) -> None:
-            raise NotImplementedError(refusal)
-
-        @staticmethod
-        def jvp(ctx: Any, *tangents: MaybeTensor) -> None:
-            raise NotImplementedError(refusal)
-
-        vmap = refuse_vmap(op.removesuffix("_backward"), "call it once with the inputs of all calls")
-
-    return LastDerivative

@@ -15,7 +15,7 @@ from voxelfield.evaluation.metrics import ssim_of_windows
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.component import Loss, LossTerms
 from voxelfield.models.settings import LossWeights
-from voxelfield.ops._internal.color_error import pixel_color_error, sample_color_error
+from voxelfield.ops._internal.color import pixel_color_error, sample_color_error
 
 
 def photometric(outputs: Outputs, batch: Batch) -> Tensor:

@@ -22,7 +22,7 @@ from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.component import Component
 from voxelfield.models.settings import Sampling, StageConfig, stage_at
 from voxelfield.models.training import EmptyFieldError, MemoryEstimate, TrainingSetup, cells_with_views
-from voxelfield.ops._internal.pixel_colors import pixel_colors
+from voxelfield.ops._internal.color import pixel_colors
 from voxelfield.rendering.backends import BACKENDS, ImageBackend
 from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY, Capacity, RenderSettings, Sampler, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid

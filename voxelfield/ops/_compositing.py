@@ -7,86 +7,73 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from voxelfield.foundation.autograd import MaybeTensor, OpFunction, needs_long_path, run_raw
+from voxelfield.foundation.autograd import MaybeTensor, OpFunction, run_raw
 from voxelfield.foundation.checks import (
-    FLOATING,
     check_dtype,
     check_fraction,
+    check_order,
     check_ray_offsets,
     check_same_device,
     check_tensor,
     coordinate_dtype,
-    offsets_fit,
 )
-from voxelfield.foundation.errors import EXPLAINED_LATER, ArgumentValueError, stop_if_out_of_memory
+from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.foundation.private_torch import below_autograd, forward_mode_level, functorch_active
 from voxelfield.ops._table import declare
 from voxelfield.ops.ray_sums import EXCLUSIVE, scan, spread, total
 
-_SINGLE = (torch.float32, torch.float16, torch.bfloat16)
-
 Results = tuple[Tensor, ...]
 
 
-def check_samples(name: str, values: Tensor, ray_offsets: Tensor, min_transmittance: float, **others: Tensor) -> Tensor:
-    """Checks the samples passed to a public function, and returns the offsets as int64."""
-    check_tensor(name, values, ("M",))
-    check_dtype(name, values, FLOATING)
-    wide = values.dtype == torch.float64
-    allowed, why = ((torch.float64,), f" as {name} is") if wide else (_SINGLE, f" for {name} that is not float64")
-    for other, x in others.items():
-        check_tensor(other, x, (values.shape[0], "C") if other == "rgb" else (values.shape[0],))
-        check_dtype(other, x, allowed, why)
-        check_same_device(other, x, name, values)
-        if other == "rgb" and x.shape[1] == 0:
-            raise ArgumentValueError("rgb must have at least one channel, got none")
-    ray_offsets = check_ray_offsets(ray_offsets, values.shape[0], name, values)
-    check_fraction("min_transmittance", min_transmittance)
+def int64_offsets(ray_offsets: Any, values: Any) -> Any:
+    """Returns offsets as int64 if they are int32; raises if they fall or leave the rows of ``values``.
+
+    That is for Python to look at, because kernels do not wait for the values. All else is left to the kernels.
+    """
+    if not isinstance(ray_offsets, Tensor) or not isinstance(values, Tensor):
+        return ray_offsets
+    if ray_offsets.dtype == torch.int32:
+        ray_offsets = ray_offsets.long()
+    if ray_offsets.dim() == values.dim() == 1 and ray_offsets.dtype == torch.int64:
+        check_order(ray_offsets, values.shape[0], "density")
     return ray_offsets
 
 
-def _check_widened(density: Tensor, ray_offsets: Tensor, min_transmittance: float, **others: MaybeTensor) -> None:
-    """Repeats the checks of the kernels, which do not run on fake tensors."""
-    given = {name: x for name, x in others.items() if x is not None}
-    check_dtype("density", density, (torch.float32, torch.float64))
-    for name, x in given.items():
-        check_dtype(name, x, (density.dtype,), " as density is")
-    check_samples("density", density, ray_offsets, min_transmittance, **given)
+def _check_samples(
+    density: Tensor,
+    dt: MaybeTensor,
+    ray_offsets: Tensor,
+    min_transmittance: float,
+    rgb: MaybeTensor = None,
+    t: MaybeTensor = None,
+) -> None:
+    name = "alpha" if dt is None else "density"
+    check_tensor(name, density, ("M",))
+    check_dtype(name, density, (torch.float32, torch.float64))
+    why = f" as {name} is" if density.dtype == torch.float64 else f" for {name} that is not float64"
+    for other, x, shape in (("dt", dt, ()), ("rgb", rgb, ("C",)), ("t", t, ())):
+        if x is not None:
+            check_tensor(other, x, (density.shape[0], *shape))
+            check_dtype(other, x, (density.dtype,), why)
+            check_same_device(other, x, name, density)
+    if rgb is not None and rgb.shape[1] == 0:
+        raise ArgumentValueError("rgb must have at least one channel, got none")
+    check_ray_offsets(ray_offsets, density.shape[0], name, density)
+    check_fraction("min_transmittance", min_transmittance)
 
 
 def per_sample(dt: Any, density: Any) -> Any:
-    """Returns lengths (M,) if ``dt`` is one length for all samples of ``density``; anything else unchanged."""
-    if (isinstance(dt, Tensor) and dt.dim() > 0) or not isinstance(density, Tensor) or density.dim() != 1:
+    """Returns lengths (M,) if ``dt`` is one length for all samples of ``density``; raises if there is none."""
+    if dt is None:  # otherwise the densities would be taken for alphas
+        raise ArgumentTypeError("dt must be a torch.Tensor, got NoneType")
+    if isinstance(dt, Tensor) and dt.dim() > 0:
         return dt
+    check_tensor("density", density, ("M",))
     if isinstance(dt, Tensor):
         return dt.expand(density.shape)
     if isinstance(dt, int | float) and not isinstance(dt, bool):
         return torch.full_like(density, dt, dtype=coordinate_dtype(density.dtype), requires_grad=False)
     return dt
-
-
-def run_eagerly(function: type[OpFunction], tensors: tuple[Tensor, ...], *inputs: Any) -> Any:
-    """Runs an op in the common case; returns None if the slow path must handle the call or report an error.
-
-    Apart from the order of the offsets, which the raw op does not check, only the raw op checks arguments here: the
-    checks in Python would take longer than everything else on the host. ``tensors`` are the differentiable inputs;
-    the offsets are the third from the end of all ``inputs``.
-    """
-    if needs_long_path():
-        return None
-    try:
-        if tensors[0].numel() == 0:  # the raw op checks empty inputs less strictly
-            return None
-        if not offsets_fit(inputs[-3], tensors[0].shape[0]):
-            return None
-        if torch.is_grad_enabled():
-            for x in tensors:
-                if x.requires_grad:
-                    return function.record(*inputs)
-        return function.forward(*inputs)
-    except EXPLAINED_LATER as error:  # the slow path raises it again, with a better message
-        stop_if_out_of_memory(error)
-        return None
 
 
 class PackedFunction(OpFunction):
@@ -340,21 +327,7 @@ class _PackedCalls:
         return x.unflatten(0, (self.count, self.rays + 1))[:, :-1]
 
 
-def _like_density(density: Tensor, dt: MaybeTensor, ray_offsets: Tensor, min_transmittance: float) -> Tensor:
-    _check_widened(density, ray_offsets, min_transmittance, dt=dt)
-    return density.new_empty(density.shape)
-
-
-def _sums(
-    density: Tensor,
-    rgb: Tensor,
-    t: Tensor,
-    dt: MaybeTensor,
-    ray_offsets: Tensor,
-    min_transmittance: float,
-    distortion: bool,
-) -> Results:
-    _check_widened(density, ray_offsets, min_transmittance, rgb=rgb, t=t, dt=dt)
+def _sums(density: Tensor, rgb: Tensor, dt: MaybeTensor, ray_offsets: Tensor, distortion: bool) -> Results:
     if distortion and dt is None:
         raise ArgumentValueError("dt must be given for distortion")
     rays = ray_offsets.shape[0] - 1
@@ -372,13 +345,15 @@ def _of_samples(density: Tensor, rgb: Tensor, dt: MaybeTensor, of_distances: boo
     return density.new_empty(*rows, *density.shape), rgb.new_empty(rgb.shape)
 
 
-light_packed = declare("ray_light", _like_density, formula=RayLight.apply)
+light_packed = declare(
+    "ray_light", lambda density: density.new_empty(density.shape), check=_check_samples, formula=RayLight.apply
+)
 _ray_light_backward = declare(
     "ray_light_backward",
     lambda density, of_lengths: density.new_empty((2, *density.shape) if of_lengths else density.shape),
     refusal="the raw op ray_light_backward has no derivative; ops.ray_weights has derivatives of any order",
 )
-composite_packed = declare("composite", _sums, formula=CompositeSamples.apply)
+composite_packed = declare("composite", _sums, check=_check_samples, formula=CompositeSamples.apply)
 _composite_backward = declare(
     "composite_backward",
     _of_samples,

@@ -6,6 +6,7 @@ A row is declared beside the public function that calls the op::
         "pixel_colors",
         results=lambda rgb, rays_per_pixel: rgb.new_empty(rgb.shape[0] // rays_per_pixel, 3),
         gradients=_gradients,
+        differentiable=("rgb", "opacity", "background"),
     )
     _pixels_backward = declare("pixel_colors_backward", results=..., refusal="... is differentiable once; ...")
 
@@ -13,12 +14,16 @@ The schema itself is in ``extension/module/library.cpp`` and is read from there;
 
 - ``results``: a function that returns the results for a compiler, shapes and dtypes without values. It takes the
   arguments that it needs, in any order, by their names in the schema. Ops that return nothing need none.
+- ``check``: a function that takes arguments by name too, and raises unless they fit. Kernels check their arguments
+  themselves, in C++. This check is for calls that do not reach a kernel as they are: those of tensors without values,
+  and those under ``torch.func`` and forward mode.
 - the derivative, of one of these kinds (:attr:`Op.derivative`):
 
-  - ``"once"``: ``gradients`` returns the gradients by name, as in ``{"rgb": ...}``. It takes what it needs by name:
-    arguments and results of the op, ``needs``, the names of the arguments that require a gradient, and the gradients
-    that arrive: ``grad`` if there is one result, else ``grad_NAME`` for the result NAME. ``constants`` names the
-    floating-point tensors that get none.
+  - ``"gradients"``: ``gradients`` returns gradients by the names of arguments, as in ``{"rgb": ...}``, and
+    ``differentiable`` names all arguments that can get one. Its parameters are arguments and results of the op, and the
+    gradients that arrive: ``grad`` if the only result has no name, else ``grad_NAME`` for the result NAME. ``needs``
+    is the set of the arguments that require a gradient. ``backward`` is a function that runs the op NAME_backward on
+    what the schema of that op names, and on what it is passed by name; it returns gradients by name too.
   - ``"last"``: ``refusal`` is the message with which a derivative is refused. Backward ops are such.
   - ``"formula"``: ``formula`` differentiates the op any number of times. It takes all arguments in the order of the
     schema, and applies autograd Functions to them.
@@ -29,7 +34,8 @@ The schema itself is in ``extension/module/library.cpp`` and is read from there;
   it is the backward.
 
 A row is called with the arguments of the op, in the order of the schema or by name: it loads the kernels and
-differentiates as declared in every situation (recorded, ``torch.func``, forward mode, traced by a compiler).
+differentiates as declared in every situation (recorded, ``torch.func``, forward mode, traced by a compiler), and turns
+errors of C++ into those of Python.
 :data:`TABLE` has all rows by name, once :mod:`voxelfield.ops` and the modules in ``_internal`` are imported.
 """
 
@@ -37,6 +43,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,6 +65,7 @@ from voxelfield.foundation.private_torch import (
     functorch_active,
     remove_batch_dim,
 )
+from voxelfield.ops._errors import explain
 
 Rule = Callable[..., tuple[Any, Any]]
 
@@ -68,79 +77,71 @@ _fragment = torch.library.Library("voxelfield", "FRAGMENT")
 TABLE: dict[str, Op] = {}
 
 
-def declare(
-    name: str,
-    results: Callable[..., Any] | None = None,
-    *,
-    gradients: Callable[..., dict[str, Any]] | None = None,
-    constants: Sequence[str] = (),
-    refusal: str | None = None,
-    formula: Callable[..., Any] | None = None,
-    batching: Rule | None = None,
-    public: str = "",
-) -> Op:
-    """Adds a row to the table, and registers it as soon as the schemas exist; see the module's docstring."""
-    op = TABLE[name] = Op(
-        name, public or name.removesuffix("_backward"), results, gradients, constants, refusal, formula, batching
-    )
+def declare(name: str, results: Callable[..., Any] | None = None, **row: Any) -> Op:
+    """Adds a row to the table, with the fields of :class:`Op`, and registers it as soon as the schemas exist."""
+    op = TABLE[name] = Op(name, results, **{"public": name.removesuffix("_backward")} | row)
     _library.when_loaded(op.register)
     return op
 
 
+@dataclass(eq=False)
 class Op:
-    """One row of the table.
+    """One row of the table; the module's docstring has its first fields, which a declaration sets.
+
+    The others are set once the library is loaded.
 
     Attributes:
-        name: The name of the raw op, ``torch.ops.voxelfield.NAME``.
-        public: The name of the function that users call.
-        derivative: ``"once"``, ``"last"``, ``"formula"`` or ``"none"``.
-        batching: The batching rule, None if mapping is refused.
-        raw: The overload of the raw op, once the library is loaded, as all that follows.
+        raw: The overload of the raw op, ``torch.ops.voxelfield.NAME.default``.
         arguments: The names of all arguments, in the order of the schema.
         tensors: The names of those that are tensors or lists of tensors.
         written: The places of those that the op writes to.
-        results: The names of the results, which may be empty.
+        outputs: The names of the results, which may be empty.
     """
 
-    def __init__(
-        self,
-        name: str,
-        public: str,
-        shapes: Callable[..., Any] | None,
-        gradients: Callable[..., dict[str, Any]] | None,
-        constants: Sequence[str],
-        refusal: str | None,
-        formula: Callable[..., Any] | None,
-        batching: Rule | None,
-    ) -> None:
-        self.name, self.public, self.batching = name, public, batching
-        self.gradients, self.constants, self.refusal, self.formula = gradients, constants, refusal, formula
-        self.derivative = "formula" if formula else "once" if gradients else "last" if refusal else "none"
-        self.raw: Any = None
-        self.arguments: tuple[str, ...] = ()
-        self.tensors: tuple[str, ...] = ()
-        self.written: tuple[int, ...] = ()
-        self.results: tuple[str, ...] = ()
-        self._shapes = shapes
-        self._list_at: int | None = None
+    name: str
+    results: Callable[..., Any] | None = None
+    _: KW_ONLY
+    check: Callable[..., None] | None = None
+    gradients: Callable[..., dict[str, Any]] | None = None
+    differentiable: Sequence[str] = ()
+    refusal: str | None = None
+    formula: Callable[..., Any] | None = None
+    batching: Rule | None = None
+    public: str = ""
+
+    raw: Any = field(default=None, init=False)
+    arguments: tuple[str, ...] = field(default=(), init=False)
+    tensors: tuple[str, ...] = field(default=(), init=False)
+    written: tuple[int, ...] = field(default=(), init=False)
+    outputs: tuple[str, ...] = field(default=(), init=False)
+    _kinds: tuple[str, ...] = field(default=(), init=False)
+    _list_at: int | None = field(default=None, init=False)
+    _apply: Callable[..., Any] | None = field(default=None, init=False)
+    _check: Callable[..., None] | None = field(default=None, init=False)
+
+    @property
+    def derivative(self) -> str:
+        """The kind of derivative: ``"gradients"``, ``"last"``, ``"formula"`` or ``"none"``."""
+        return "formula" if self.formula else "gradients" if self.gradients else "last" if self.refusal else "none"
 
     def register(self) -> None:
         """Reads the schema, and registers shapes, derivative, batching rule and version counters with torch."""
         self.raw = getattr(torch.ops.voxelfield, self.name).default
         schema = self.raw._schema
         self.arguments = tuple(x.name for x in schema.arguments)
-        self.results = tuple(x.name for x in schema.returns)
-        self.tensors = tuple(x.name for x in schema.arguments if "Tensor" in str(x.type))
+        self.outputs = tuple(x.name for x in schema.returns)
+        self._kinds = tuple(str(x.type) for x in schema.arguments)
+        self.tensors = tuple(name for name, kind in zip(self.arguments, self._kinds, strict=True) if "Tensor" in kind)
         self.written = tuple(i for i, x in enumerate(schema.arguments) if x.alias_info and x.alias_info.is_write)
-        lists = [i for i, x in enumerate(schema.arguments) if str(x.type) == "List[Tensor]"]
+        lists = [i for i, kind in enumerate(self._kinds) if kind == "List[Tensor]"]
         self._list_at = lists[0] if len(lists) == 1 else None
-        if self.derivative in ("once", "last"):
-            self.formula = self._make_formula()
-        if self._shapes is not None:
-            torch.library.register_fake(f"voxelfield::{self.name}", self._by_name(self._shapes))
-        elif not self.results:
+        self._check = None if self.check is None else self._by_name(self.check)
+        self._apply = self._make_formula() if self.derivative in ("gradients", "last") else self.formula
+        if self.results is not None:
+            torch.library.register_fake(f"voxelfield::{self.name}", self._make_fake(self.results))
+        elif not self.outputs:
             torch.library.register_fake(f"voxelfield::{self.name}", lambda *_: None)
-        if self.formula is not None:
+        if self._apply is not None:
             _fragment.impl(self.name, self._differentiate, "Autograd")
         if self.batching is not None:
             _fragment.impl(self.name, self._map_gradients, "Batched")
@@ -155,31 +156,39 @@ class Op:
             arguments = (*arguments, *[named.pop(name) for name in self.arguments[len(arguments) :]])
             if named:
                 raise TypeError(f"{self.name} has no arguments {list(named)}")
-        if self.formula is None:
-            return self._run_constant(arguments)
-        if traces_ops():
-            return self.raw(*arguments)
-        return self.formula(*arguments)
-
-    def _run_constant(self, arguments: Sequence[Any]) -> Any:
-        """Runs an op without derivative; raises if a tensor carries a tangent, or is mapped without a rule for it."""
-        if self.written:
-            with torch.no_grad():
+        try:
+            if traces_ops():
+                return self.raw(*self._with_constants(arguments))
+            if forward_mode_active():
+                if self._check is not None:
+                    self._check(*arguments)
+                run = self.raw if self._apply is None else self._apply
+                return run(*self._with_constants(arguments))
+            if self._apply is not None:
+                return self._apply(*arguments)
+            with torch.no_grad() if self.written else below_autograd():
                 return self.raw(*arguments)
-        if traces_ops() or forward_mode_active():
-            flat = dict(self._named_tensors(arguments))
-            constant = dict(zip(flat, hold_constant(self.public, **flat), strict=True))
-            return self.raw(*self._with_tensors(arguments, constant))
-        with below_autograd():
-            return self.raw(*arguments)
+        except RuntimeError as error:
+            explain(error, zip(self.arguments, self._kinds, arguments, strict=True), self._named_tensors(arguments))
+            raise
 
-    def _named_tensors(self, arguments: Sequence[Any]) -> Iterator[tuple[str, Tensor]]:
-        """Yields the tensors among the arguments, those in lists as NAME[i]."""
+    def _with_constants(self, arguments: Sequence[Any]) -> Sequence[Any]:
+        """Detaches tensors that get no gradient; raises if one of them carries a tangent or is mapped."""
+        if self.derivative in ("formula", "last") or self.written:
+            return arguments
+        tensors = self._named_tensors(arguments)
+        flat = {name: x for name, x in tensors.items() if name.split("[")[0] not in self.differentiable}
+        return self._with_tensors(arguments, dict(zip(flat, hold_constant(self.public, **flat), strict=True)))
+
+    def _named_tensors(self, arguments: Sequence[Any]) -> dict[str, Tensor]:
+        """Returns the tensors among the arguments, those in lists as NAME[i]."""
+        named = {}
         for name, x in zip(self.arguments, arguments, strict=True):
-            if isinstance(x, Tensor):
-                yield name, x
-            elif isinstance(x, (list, tuple)):
-                yield from ((f"{name}[{i}]", each) for i, each in enumerate(x) if isinstance(each, Tensor))
+            if isinstance(x, (list, tuple)):
+                named |= {f"{name}[{i}]": each for i, each in enumerate(x)}
+            else:
+                named[name] = x
+        return {name: x for name, x in named.items() if isinstance(x, Tensor)}
 
     def _with_tensors(self, arguments: Sequence[Any], tensors: dict[str, Tensor]) -> list[Any]:
         """Returns the arguments with some tensors replaced, whose names are those of :meth:`_named_tensors`."""
@@ -192,22 +201,37 @@ class Op:
 
     def _by_name(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function of all arguments that passes on those that ``function`` has a parameter for."""
-        places = [self.arguments.index(name) for name in inspect.signature(function).parameters]
-        return lambda *arguments: function(*[arguments[i] for i in places])
+        parameters = inspect.signature(function).parameters.values()
+        names = [x.name for x in parameters if x.name in self.arguments or x.default is x.empty]
+        places = [(name, self.arguments.index(name)) for name in names]
+        return lambda *arguments: function(**{name: arguments[i] for name, i in places})
+
+    def _make_fake(self, results: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the kernel for tensors without values."""
+        named_results = self._by_name(results)
+
+        def fake(*arguments: Any) -> Any:
+            if self._check is not None:
+                self._check(*arguments)
+            return named_results(*arguments)
+
+        return fake
 
     def _make_formula(self) -> Callable[..., Any]:
         """Returns a function of all arguments that applies a Function with the declared gradients, or a refusal."""
-        apply, count = _function_of(self).apply, len(self.results)
-        held = [self.arguments.index(name) for name in self.constants]
+        apply, count = _function_of(self).apply, len(self.outputs)
+        constants = set(self.tensors).difference(self.differentiable) if self.derivative == "gradients" else set()
+        held = [i for i, name in enumerate(self.arguments) if name in constants]
 
         def formula(*arguments: Any) -> Any:
             inputs = list(arguments)
             for i in held:
-                if inputs[i] is not None and inputs[i].requires_grad:
+                if isinstance(inputs[i], Tensor) and inputs[i].requires_grad:
                     inputs[i] = inputs[i].detach()
             if self._list_at is None:
                 return apply(*inputs)
-            results = apply(*_unpacked(inputs))
+            at = self._list_at
+            results = apply(*inputs[:at], *inputs[at], *inputs[at + 1 :])
             # A Function cannot return a list of tensors; the last result is one if there are more than expected.
             return results if count == 1 else (*results[: count - 1], list(results[count - 1 :]))
 
@@ -229,8 +253,8 @@ class Op:
                 f"torch.ops.voxelfield.{self.name} cannot be transformed by torch.func (grad, jvp, ...); the functions "
                 "in voxelfield.ops can, outside of torch.compile(fullgraph=True)"
             )
-        assert self.formula is not None
-        return self.formula(*arguments)
+        assert self._apply is not None
+        return self._apply(*arguments)
 
     def _map(self, info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         """Applies the batching rule. Without one, torch would run the op once for each call."""
@@ -244,7 +268,7 @@ class Op:
         These are ``torch.autograd.grad(..., is_grads_batched=True)`` and
         ``torch.autograd.functional.jacobian(..., vectorize=True)``.
         """
-        tensors = dict(self._named_tensors(arguments))
+        tensors = self._named_tensors(arguments)
         # Search from the innermost level. The current level is not known here: on CUDA this runs in autograd's device
         # thread, while torch counts levels in the thread that started the backward pass.
         for level in range(_MAX_NESTING, 0, -1):
@@ -298,11 +322,22 @@ def _mapped_size(x: Tensor, level: int) -> int | None:
 def _function_of(op: Op) -> type[OpFunction]:
     """Makes the Function of an op with declared gradients, or with a derivative that is refused."""
     gradients, refusal = op.gradients, op.refusal
-    wanted = () if gradients is None else tuple(inspect.signature(gradients).parameters)
-    saved = [name for name in wanted if name in op.tensors]
-    plain = [name for name in wanted if name in op.arguments and name not in op.tensors]
-    kept = [name for name in wanted if name in op.results]
-    arriving = ["grad"] if len(op.results) == 1 else [f"grad_{name}" for name in op.results]
+    backward_name = f"{op.name}_backward"
+    read = [] if gradients is None else list(inspect.signature(gradients).parameters)
+    parameters = tuple(read)
+    if "backward" in read:
+        schema = getattr(torch.ops.voxelfield, backward_name).default._schema
+        read += [x.name for x in schema.arguments if x.name not in read]
+    saved = [name for name in read if name in op.tensors]
+    plain = [name for name in read if name in op.arguments and name not in op.tensors]
+    kept = [name for name in read if name in op.outputs]
+    arriving = [f"grad_{name}" if name else "grad" for name in op.outputs]
+
+    def run_backward(named: dict[str, Any], **more: Any) -> dict[str, Any]:
+        backward, named = TABLE[backward_name], named | more
+        found = backward(**{name: named[name] for name in backward.arguments})
+        found = found if isinstance(found, tuple) else (found,)
+        return {name.removeprefix("grad_"): x for name, x in zip(backward.outputs, found, strict=True)}
 
     class Declared(OpFunction):
         @staticmethod
@@ -315,7 +350,7 @@ def _function_of(op: Op) -> type[OpFunction]:
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             named = dict(zip(op.arguments, op.nested(inputs), strict=True))
             if kept:
-                named.update(zip(op.results, output if isinstance(output, tuple) else (output,), strict=True))
+                named.update(zip(op.outputs, output if isinstance(output, tuple) else (output,), strict=True))
             ctx.plain = {name: named[name] for name in plain}
             tensors = [named[name] for name in (*kept, *saved)]
             ctx.lengths = [len(x) if isinstance(x, list) else None for x in tensors]
@@ -331,7 +366,8 @@ def _function_of(op: Op) -> type[OpFunction]:
                 named[name] = next(tensors) if length is None else [next(tensors) for _ in range(length)]
             needed = dict(zip(op.arguments, op.nested(ctx.needs_input_grad), strict=True))
             named["needs"] = {name for name, need in needed.items() if need is True or (need and any(need))}
-            found = gradients(*[named[name] for name in wanted])
+            named["backward"] = partial(run_backward, named)
+            found = gradients(**{name: named[name] for name in parameters})
             absent = {name: [None] * len(need) if isinstance(need, list) else None for name, need in needed.items()}
             return tuple(_unpacked((absent | found).values()))
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from voxelfield.foundation import constants
-from voxelfield.foundation.autograd import MaybeTensor, needs_long_path
+from voxelfield.foundation.autograd import MaybeTensor
 from voxelfield.foundation.checks import FLOATING, check_dtype, check_same_device, check_tensor, coordinate_dtype
-from voxelfield.foundation.errors import EXPLAINED_LATER, ArgumentTypeError, ArgumentValueError, stop_if_out_of_memory
+from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.ops._table import declare
 
 
@@ -53,33 +52,21 @@ def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None
         NotImplementedError: A second derivative is requested.
         RuntimeError: On CUDA, there are more than 2^30 rows.
     """
-    if not needs_long_path() and isinstance(input, Tensor) and input.is_cuda:
-        try:
-            if count is None or count.dim() <= 1:
-                return _run(input, weights, count)
-        except EXPLAINED_LATER as error:
-            stop_if_out_of_memory(error, input=input)
-    check_tensor("input", input, ("N", "in"))
-    if input.is_cuda:
-        check_dtype("input", input, (torch.float16,), " on CUDA (torch.nn.functional.linear runs other dtypes there)")
-    else:
-        check_dtype("input", input, FLOATING)
-    _check_weights(input, weights)
-    if count is not None:
-        check_tensor("count", count, () if isinstance(count, Tensor) and count.dim() == 0 else (1,))
-        check_dtype("count", count, (torch.int32, torch.int64))
-        check_same_device("count", count, "input", input)
-    return _run(input, weights, count)
-
-
-def _run(input: Tensor, weights: Sequence[Tensor], count: MaybeTensor) -> Tensor:
+    if isinstance(weights, Tensor) or not isinstance(weights, Sequence):
+        raise ArgumentTypeError(f"weights must be a sequence of torch.Tensors, got {type(weights).__name__}")
     result: Tensor = _mlp(input, list(weights), count)
     return result
 
 
-def _check_weights(input: Tensor, weights: Sequence[Tensor]) -> None:
-    if isinstance(weights, Tensor) or not isinstance(weights, Sequence):
-        raise ArgumentTypeError(f"weights must be a sequence of torch.Tensors, got {type(weights).__name__}")
+def _check(input: Tensor, weights: list[Tensor], count: MaybeTensor) -> None:
+    check_tensor("input", input, ("N", "in"))
+    if input.is_cuda:
+        check_dtype("input", input, (torch.float16,), " on CUDA (torch.nn.functional.linear runs other dtypes there)")
+    check_dtype("input", input, FLOATING)
+    if count is not None:
+        check_tensor("count", count, () if count.dim() == 0 else (1,))
+        check_dtype("count", count, (torch.int32, torch.int64))
+        check_same_device("count", count, "input", input)
     if not 2 <= len(weights) <= constants.MAX_LAYERS:
         raise ArgumentValueError(f"weights must be 2 to {constants.MAX_LAYERS} tensors, got {len(weights)}")
     names = [f"weights[{layer}]" for layer in range(len(weights))]
@@ -100,22 +87,18 @@ def _check_weights(input: Tensor, weights: Sequence[Tensor]) -> None:
         columns = weight.shape[0]
 
 
-def _result(input: Tensor, weights: list[Tensor]) -> Tensor:
-    _check_weights(input, weights)  # as the kernels do
-    return input.new_empty(input.shape[0], weights[-1].shape[0])
-
-
 def _backward_results(input: Tensor, weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     sums = [weight.new_empty(weight.shape, dtype=coordinate_dtype(input.dtype)) for weight in weights]
     return input.new_empty(input.shape), sums
 
 
-def _gradients(grad: Tensor, input: Tensor, weights: list[Tensor], count: MaybeTensor) -> dict[str, Any]:
-    grad_input, sums = _mlp_backward(grad, input, weights, count)
-    return {"input": grad_input, "weights": [s.to(w.dtype) for s, w in zip(sums, weights, strict=True)]}
-
-
-_mlp = declare("mlp", _result, gradients=_gradients)
+_mlp = declare(
+    "mlp",
+    lambda input, weights: input.new_empty(input.shape[0], weights[-1].shape[0]),
+    check=_check,
+    gradients=lambda backward: backward(),
+    differentiable=("input", "weights"),
+)
 _mlp_backward = declare(
     "mlp_backward", _backward_results, refusal="mlp is differentiable once; a second derivative was asked for"
 )

@@ -140,9 +140,9 @@ def _checked_rows(values: Tensor, ray_offsets: Tensor) -> tuple[Tensor, Tensor]:
     return rows[:, None] if rows.dim() == 1 else rows, ray_offsets
 
 
-def widen(x: Tensor) -> Tensor:
-    """Returns 16-bit numbers as float32, and others as they are."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+def widen(x: Any) -> Any:
+    """Returns 16-bit numbers as float32, and anything else as it is."""
+    return x.float() if isinstance(x, Tensor) and x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 # The forms of a scan, as in extension/volume/ray_sums_ops.h.

@@ -34,7 +34,7 @@ def sum_duplicates_(sums: Tensor, copies: Tensor, begins: Tensor, touched: Tenso
         copies: (M,) int32 indices of the copies in ``sums``, grouped by vertex.
         begins: (V + 1,) int32: where the group of each vertex begins in ``copies``, and M.
         touched: (K, 5) int32, contiguous: the table of the vertices of ``sums`` that are not zero, as
-            :func:`voxelfield.ops._internal.tiles.touched_vertices` writes it without ids. Only their groups are read,
+            :func:`voxelfield.ops._internal.optim.touched_vertices` writes it without ids. Only their groups are read,
             and all copies of these are added to the table. None reads all groups.
     """
     _sum_duplicates_(sums, copies, begins, touched)
