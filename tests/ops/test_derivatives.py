@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from voxelfield import _library, ops
 from voxelfield.ops import _internal
 from voxelfield.ops._internal.color import append_view, pixel_color_error, pixel_colors, sample_color_error
+from voxelfield.ops._internal.empty_distance import empty_distance
 from voxelfield.ops._internal.lens import lens_points, lens_rays
 from voxelfield.ops._internal.march_pieces import march_pieces
 from voxelfield.ops._internal.march_visible import march_visible
@@ -27,7 +28,6 @@ from voxelfield.ops._internal.render_image import (
     render_pyramid_image,
 )
 from voxelfield.ops._internal.sparse_grid import atlas_coordinates
-from voxelfield.ops.marching import empty_distance
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 OFFSETS = [0, 3, 3, 8]

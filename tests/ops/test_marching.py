@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from voxelfield import _library
 from voxelfield.ops import OccupancyBits, PackedSamples, march_rays, pack_occupancy, sample_trilinear
-from voxelfield.ops.marching import empty_distance
+from voxelfield.ops._internal.empty_distance import empty_distance
 from voxelfield.rendering.rays import intersect_aabb
 
 BOX = torch.tensor([[-1.0, 0.5, -3.0], [2.0, 1.5, 1.0]])

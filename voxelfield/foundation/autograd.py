@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 
 from voxelfield.foundation.private_torch import (
-    below_autograd,
     forward_mode_level,
     functorch_active,
     is_mapped,
@@ -56,15 +55,18 @@ class OpFunction(Function):
         If no gradient is recorded, the op runs directly. Otherwise the inputs are not bound to the signature of
         ``forward``: only ``torch.func`` needs that, and it takes longer than everything else.
         """
-        if functorch_active():
-            return super().apply(*inputs)
-        if forward_mode_level() >= 0 or (torch.is_grad_enabled() and _require_gradient(inputs)):
-            return cls.record(*unwrap_dead_wrappers(inputs))
+        if functorch_active() or forward_mode_level() >= 0:
+            return cls.apply_transformed(*inputs)
+        if torch.is_grad_enabled():
+            for x in inputs:
+                if isinstance(x, Tensor) and x.requires_grad:
+                    return cls.record(*unwrap_dead_wrappers(inputs))
         return cls.forward(*inputs)
 
-
-def _require_gradient(inputs: tuple[Any, ...]) -> bool:
-    return any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+    @classmethod
+    def apply_transformed(cls, *inputs: Any) -> Any:
+        """Applies the Function under ``torch.func`` or in forward mode."""
+        return super().apply(*inputs) if functorch_active() else cls.record(*unwrap_dead_wrappers(inputs))
 
 
 def hold_constant(op: str, **inputs: Tensor | None) -> tuple[Any, ...]:
@@ -84,13 +86,3 @@ def hold_constant(op: str, **inputs: Tensor | None) -> tuple[Any, ...]:
                     f"{op} has no derivative in {name}, which must carry no tangent: pass {name}.detach()"
                 )
     return tuple(x.detach() if x is not None and x.requires_grad else x for x in inputs.values())
-
-
-def run_raw(op: str) -> staticmethod[..., Any]:
-    """Returns a ``forward`` for an autograd Function of the arguments of a raw op: it runs the op."""
-
-    def forward(*inputs: Any) -> Any:
-        with below_autograd():
-            return getattr(torch.ops.voxelfield, op).default(*inputs)
-
-    return staticmethod(forward)

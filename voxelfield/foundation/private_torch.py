@@ -5,12 +5,12 @@ A torch that renames one of them breaks this module alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import unwrap_dead_wrappers
+from torch._C._functorch import unwrap_if_dead
 from torch.autograd import forward_ad
 
 __all__ = [
@@ -45,6 +45,14 @@ def forward_mode_level() -> int:
     The public ``unpack_dual`` answers for one tensor, and takes longer than all other work of an op on the host.
     """
     return forward_ad._current_level
+
+
+def unwrap_dead_wrappers(inputs: Iterable[Any]) -> list[Any]:
+    """Returns inputs for autograd to record, without the wrappers of calls of ``torch.func`` that have returned.
+
+    ``Function.apply`` does so too, after other steps; without it such inputs would get no gradient.
+    """
+    return [unwrap_if_dead(x) if isinstance(x, Tensor) and x.requires_grad else x for x in inputs]
 
 
 def is_mapped(x: Tensor) -> bool:

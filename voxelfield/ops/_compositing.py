@@ -1,4 +1,4 @@
-"""The raw compositing ops of packed rays: checks, shapes under a compiler, derivatives."""
+"""The raw compositing ops of packed rays: shapes under a compiler, and derivatives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from voxelfield.foundation.autograd import MaybeTensor, OpFunction, run_raw
+from voxelfield.foundation.autograd import MaybeTensor, OpFunction
 from voxelfield.foundation.checks import (
     check_dtype,
     check_fraction,
@@ -19,23 +19,22 @@ from voxelfield.foundation.checks import (
 )
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.foundation.private_torch import below_autograd, forward_mode_level, functorch_active
-from voxelfield.ops._table import declare
+from voxelfield.ops._table import declare, run_raw
 from voxelfield.ops.ray_sums import EXCLUSIVE, scan, spread, total
 
 Results = tuple[Tensor, ...]
 
 
-def int64_offsets(ray_offsets: Any, values: Any) -> Any:
-    """Returns offsets as int64 if they are int32; raises if they fall or leave the rows of ``values``.
+def int64_offsets(ray_offsets: Any, name: str, values: Any) -> Any:
+    """Returns offsets as int64 if they are int32; raises if they fall or leave the rows of ``values``, called ``name``.
 
     That is for Python to look at, because kernels do not wait for the values. All else is left to the kernels.
     """
-    if not isinstance(ray_offsets, Tensor) or not isinstance(values, Tensor):
-        return ray_offsets
-    if ray_offsets.dtype == torch.int32:
-        ray_offsets = ray_offsets.long()
-    if ray_offsets.dim() == values.dim() == 1 and ray_offsets.dtype == torch.int64:
-        check_order(ray_offsets, values.shape[0], "density")
+    if isinstance(ray_offsets, Tensor) and isinstance(values, Tensor) and ray_offsets.ndim == values.ndim == 1:
+        if ray_offsets.dtype is torch.int32:
+            ray_offsets = ray_offsets.long()
+        if ray_offsets.dtype is torch.int64:
+            check_order(ray_offsets, values.shape[0], name)
     return ray_offsets
 
 
@@ -84,9 +83,9 @@ class PackedFunction(OpFunction):
     """
 
     @classmethod
-    def apply(cls, *inputs: Any) -> Any:
+    def apply_transformed(cls, *inputs: Any) -> Any:
         """Applies the Function, or in forward mode its formula."""
-        return cls.formula(*inputs) if forward_mode_level() >= 0 else super().apply(*inputs)
+        return cls.formula(*inputs) if forward_mode_level() >= 0 else super().apply_transformed(*inputs)
 
     @staticmethod
     def formula(*inputs: Any) -> Any:

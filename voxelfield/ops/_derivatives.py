@@ -26,7 +26,7 @@ from torch import Tensor
 
 from voxelfield.foundation.autograd import MaybeTensor, OpFunction, forward_mode_active, needs_long_path, traces_ops
 from voxelfield.foundation.errors import EXPLAINED_LATER, is_out_of_memory, stop_if_out_of_memory
-from voxelfield.foundation.private_torch import below_autograd, unwrap_dead_wrappers
+from voxelfield.foundation.private_torch import below_autograd
 from voxelfield.ops._table import Op, declare
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -72,16 +72,14 @@ def sample(sources: Sequence[Tensor], points: Tensor, stencil: Stencil) -> Tenso
     """Samples sources at points, differentiably, in every situation."""
     if traces_ops():
         return stencil.gather(sources, points)
-    if forward_mode_active():
-        sampled: Tensor = Gather.apply(*unwrap_dead_wrappers((*sources, points)), stencil)
-        return sampled
-    return sample_directly(sources, points, stencil)
+    sampled: Tensor = Gather.apply(*sources, points, stencil)
+    return sampled
 
 
 def sample_directly(sources: Sequence[Tensor], points: Tensor, stencil: Stencil) -> Tensor:
-    """Does the same where nothing traces or transforms the call, with the least work on the host."""
-    if torch.is_grad_enabled() and (points.requires_grad or any(source.requires_grad for source in sources)):
-        sampled: Tensor = Gather.record(*sources, points, stencil)
+    """Does the same where nothing traces or transforms the call, with less work on the host."""
+    if torch.is_grad_enabled():
+        sampled: Tensor = Gather.apply(*sources, points, stencil)
         return sampled
     with below_autograd():
         return stencil.gather(sources, points)

@@ -168,8 +168,7 @@ def sample_in_box_eagerly(grid: Tensor, points: Tensor, aabb: Tensor, padding: s
     positions or boxes that require a gradient. Only the raw op checks the arguments.
     """
     stencil = known_stencil(padding, True, "linear", False, False)
-    run = SampleInBox.record if torch.is_grad_enabled() and grid.requires_grad else SampleInBox.forward
-    sampled: Tensor = run(grid, points, aabb, stencil)[0]
+    sampled: Tensor = SampleInBox.apply(grid, points, aabb, stencil)[0]
     return sampled
 
 

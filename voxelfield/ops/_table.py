@@ -57,11 +57,11 @@ from voxelfield.foundation.autograd import (
     OpFunction,
     forward_mode_active,
     hold_constant,
-    traces_ops,
 )
 from voxelfield.foundation.private_torch import (
     add_batch_dim,
     below_autograd,
+    forward_mode_level,
     functorch_active,
     remove_batch_dim,
 )
@@ -151,30 +151,43 @@ class Op:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Runs the op in any situation."""
-        _library.ensure_loaded(_device_type((*arguments, *named.values())))
         if named:
-            arguments = (*arguments, *[named.pop(name) for name in self.arguments[len(arguments) :]])
-            if named:
-                raise TypeError(f"{self.name} has no arguments {list(named)}")
+            arguments = self._in_order(arguments, named)
+        first = arguments[0]
+        _library.ensure_loaded(first.device.type if isinstance(first, Tensor) else _device_type(arguments))
         try:
-            if traces_ops():
+            if self.written:
+                with torch.no_grad():
+                    return self.raw(*arguments)
+            if torch.compiler.is_compiling() or torch.jit.is_tracing():
                 return self.raw(*self._with_constants(arguments))
-            if forward_mode_active():
-                if self._check is not None:
-                    self._check(*arguments)
-                run = self.raw if self._apply is None else self._apply
-                return run(*self._with_constants(arguments))
+            if functorch_active() or forward_mode_level() >= 0:
+                return self._run_transformed(arguments)
             if self._apply is not None:
                 return self._apply(*arguments)
-            with torch.no_grad() if self.written else below_autograd():
+            with below_autograd():
                 return self.raw(*arguments)
         except RuntimeError as error:
             explain(error, zip(self.arguments, self._kinds, arguments, strict=True), self._named_tensors(arguments))
             raise
 
+    def _in_order(self, arguments: Sequence[Any], named: dict[str, Any]) -> tuple[Any, ...]:
+        """Returns all arguments in the order of the schema."""
+        _library.ensure_loaded(_device_type((*arguments, *named.values())))
+        if {*named} != {*self.arguments[len(arguments) :]}:
+            raise TypeError(f"{self.name} must have {self.arguments}, got {len(arguments)} and {tuple(named)}")
+        return (*arguments, *[named[name] for name in self.arguments[len(arguments) :]])
+
+    def _run_transformed(self, arguments: Sequence[Any]) -> Any:
+        """Runs the op under ``torch.func``, or while tensors may carry tangents."""
+        if self._check is not None:
+            self._check(*arguments)
+        run = self.raw if self._apply is None else self._apply
+        return run(*self._with_constants(arguments))
+
     def _with_constants(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """Detaches tensors that get no gradient; raises if one of them carries a tangent or is mapped."""
-        if self.derivative in ("formula", "last") or self.written:
+        if self.derivative in ("formula", "last"):
             return arguments
         tensors = self._named_tensors(arguments)
         flat = {name: x for name, x in tensors.items() if name.split("[")[0] not in self.differentiable}
@@ -224,6 +237,9 @@ class Op:
         held = [i for i, name in enumerate(self.arguments) if name in constants]
 
         def formula(*arguments: Any) -> Any:
+            if not (torch.is_grad_enabled() or forward_mode_active()):
+                with below_autograd():
+                    return self.raw(*arguments)
             inputs = list(arguments)
             for i in held:
                 if isinstance(inputs[i], Tensor) and inputs[i].requires_grad:
@@ -308,6 +324,16 @@ class Op:
         return result
 
 
+def run_raw(name: str) -> staticmethod[..., Any]:
+    """Returns a ``forward`` for an autograd Function of the arguments of an op: it runs the op."""
+
+    def forward(*inputs: Any) -> Any:
+        with below_autograd():
+            return TABLE[name].raw(*inputs)
+
+    return staticmethod(forward)
+
+
 def _cannot_be_mapped(public: str) -> str:
     return f"{public} cannot be mapped by torch.vmap: call it once with the inputs of all calls"
 
@@ -328,14 +354,15 @@ def _function_of(op: Op) -> type[OpFunction]:
     if "backward" in read:
         schema = getattr(torch.ops.voxelfield, backward_name).default._schema
         read += [x.name for x in schema.arguments if x.name not in read]
-    saved = [name for name in read if name in op.tensors]
+    stored = [name for name in read if name in op.tensors or name in op.outputs]
     plain = [name for name in read if name in op.arguments and name not in op.tensors]
-    kept = [name for name in read if name in op.outputs]
     arriving = [f"grad_{name}" if name else "grad" for name in op.outputs]
 
     def run_backward(named: dict[str, Any], **more: Any) -> dict[str, Any]:
-        backward, named = TABLE[backward_name], named | more
-        found = backward(**{name: named[name] for name in backward.arguments})
+        backward = TABLE[backward_name]
+        named.update(more)
+        assert backward._apply is not None
+        found = backward._apply(*[named[name] for name in backward.arguments])
         found = found if isinstance(found, tuple) else (found,)
         return {name.removeprefix("grad_"): x for name, x in zip(backward.outputs, found, strict=True)}
 
@@ -348,11 +375,12 @@ def _function_of(op: Op) -> type[OpFunction]:
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            if gradients is None:
+                return
             named = dict(zip(op.arguments, op.nested(inputs), strict=True))
-            if kept:
-                named.update(zip(op.outputs, output if isinstance(output, tuple) else (output,), strict=True))
+            named.update(zip(op.outputs, output if isinstance(output, tuple) else (output,), strict=True))
             ctx.plain = {name: named[name] for name in plain}
-            tensors = [named[name] for name in (*kept, *saved)]
+            tensors = [named[name] for name in stored]
             ctx.lengths = [len(x) if isinstance(x, list) else None for x in tensors]
             ctx.save_for_backward(*_unpacked(tensors))
 
@@ -362,14 +390,18 @@ def _function_of(op: Op) -> type[OpFunction]:
                 raise NotImplementedError(refusal)
             tensors = iter(ctx.saved_tensors)
             named = {**ctx.plain, **dict(zip(arriving, grads, strict=True))}
-            for name, length in zip((*kept, *saved), ctx.lengths, strict=True):
+            for name, length in zip(stored, ctx.lengths, strict=True):
                 named[name] = next(tensors) if length is None else [next(tensors) for _ in range(length)]
-            needed = dict(zip(op.arguments, op.nested(ctx.needs_input_grad), strict=True))
-            named["needs"] = {name for name, need in needed.items() if need is True or (need and any(need))}
+            needs = dict(zip(op.arguments, op.nested(ctx.needs_input_grad), strict=True))
+            if "needs" in parameters:
+                named["needs"] = {name for name, need in needs.items() if any(_unpacked([need]))}
             named["backward"] = partial(run_backward, named)
             found = gradients(**{name: named[name] for name in parameters})
-            absent = {name: [None] * len(need) if isinstance(need, list) else None for name, need in needed.items()}
-            return tuple(_unpacked((absent | found).values()))
+            flat: list[MaybeTensor] = []
+            for name, need in needs.items():
+                x = found.get(name)
+                flat += (x or [None] * len(need)) if isinstance(need, list) else [x]
+            return tuple(flat)
 
         @staticmethod
         def jvp(ctx: Any, *tangents: MaybeTensor) -> None:

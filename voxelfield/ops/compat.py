@@ -133,9 +133,7 @@ def _sample_volume(input: Tensor, grid: Tensor, mode: str, padding_mode: str, al
         raise LookupError
     stencil = known_stencil(padding_mode, bool(align_corners), _MODES[mode], False, False)
     shared = shared_grid(input)
-    volume = input if shared is None else shared
-    recorded = torch.is_grad_enabled() and (volume.requires_grad or grid.requires_grad)
-    sampled: Tensor = (_SampleVolume.record if recorded else _SampleVolume.forward)(volume, grid, stencil)[0]
+    sampled: Tensor = _SampleVolume.apply(input if shared is None else shared, grid, stencil)[0]
     return sampled
 
 

@@ -93,7 +93,7 @@ def composite(
         result = composite(*packed, min_transmittance=min_transmittance, distortion=distortion)
         return result._replace(weights=result.weights.view(density.shape))
     lengths = widen(per_sample(dt, density))
-    offsets = int64_offsets(ray_offsets, density)
+    offsets = int64_offsets(ray_offsets, "density", density)
     samples = widen(density), widen(rgb), widen(t), lengths, offsets
     return _named(composite_packed(*samples, min_transmittance, distortion), distortion)
 
@@ -131,7 +131,7 @@ def composite_alphas(
         packed = pack_equal_rays("alpha", alpha, rgb=rgb, t=t)
         result = composite_alphas(*packed, min_transmittance=min_transmittance)
         return result._replace(weights=result.weights.view(alpha.shape))
-    samples = widen(alpha), widen(rgb), widen(t), None, int64_offsets(ray_offsets, alpha)
+    samples = widen(alpha), widen(rgb), widen(t), None, int64_offsets(ray_offsets, "alpha", alpha)
     return _named(composite_packed(*samples, min_transmittance, False), False)
 
 
@@ -235,6 +235,6 @@ def _light(
     if ray_offsets is None:
         alpha, ray_offsets = pack_equal_rays("alpha", values)
         return _light(alpha, dt, ray_offsets, min_transmittance, transmittance=transmittance).view(values.shape)
-    samples = widen(values), widen(dt), int64_offsets(ray_offsets, values)
+    samples = widen(values), widen(dt), int64_offsets(ray_offsets, "alpha" if dt is None else "density", values)
     light: Tensor = light_packed(*samples, min_transmittance, transmittance)
     return light

@@ -58,23 +58,6 @@ def pack_occupancy(occupied: Tensor) -> OccupancyBits:
     return OccupancyBits(_pack_occupancy(occupied), (x, y, z))
 
 
-def empty_distance(occupied: Tensor, max_distance: int = 32) -> Tensor:
-    """Returns for each cell the distance in cells to the nearest occupied one, the largest along any axis.
-
-    A cell at distance r is the middle of a cube of ``2r - 1`` empty cells along each axis, which a ray can leave in one
-    stride (proximity clouds, Cohen and Sheffer 1994). Rendering accepts the result in place of ``occupied``.
-
-    Args:
-        occupied: (X, Y, Z) bool.
-        max_distance: Larger distances are returned as this, 1 to 255.
-
-    Returns:
-        (X, Y, Z) uint8, 0 where occupied.
-    """
-    distance: Tensor = _empty_distance(occupied, max_distance)
-    return distance
-
-
 def march_rays(
     origins: Tensor,
     directions: Tensor,
@@ -163,7 +146,6 @@ def _counts(origins: Tensor, segments_per_ray: int) -> tuple[Tensor, Tensor, Ten
 
 
 _pack_occupancy = declare("pack_occupancy", _words)
-_empty_distance = declare("empty_distance", lambda occupied: occupied.new_empty(occupied.shape, dtype=torch.uint8))
 _count_ray_samples = declare("count_ray_samples", _counts, public="march_rays")
 _place_ray_samples = declare(
     "place_ray_samples",

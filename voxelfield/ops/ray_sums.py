@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from voxelfield.foundation.autograd import MaybeTensor, OpFunction, run_raw
+from voxelfield.foundation.autograd import MaybeTensor, OpFunction
 from voxelfield.foundation.checks import FLOATING, check_dtype, check_ray_offsets, check_same_device, check_tensor
-from voxelfield.ops._table import declare
+from voxelfield.ops._table import declare, run_raw
 
 
 def sum_along_rays(values: Tensor, ray_offsets: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -142,7 +142,10 @@ def _checked_rows(values: Tensor, ray_offsets: Tensor) -> tuple[Tensor, Tensor]:
 
 def widen(x: Any) -> Any:
     """Returns 16-bit numbers as float32, and anything else as it is."""
-    return x.float() if isinstance(x, Tensor) and x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.float() if isinstance(x, Tensor) and x.dtype in _NARROW else x
+
+
+_NARROW = (torch.float16, torch.bfloat16)
 
 
 # The forms of a scan, as in extension/volume/ray_sums_ops.h.

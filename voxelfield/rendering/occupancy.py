@@ -20,7 +20,7 @@ from voxelfield.foundation.autograd import traces_ops
 from voxelfield.foundation.checks import check_at_least_one, check_field, check_fraction, check_result, check_tensor
 from voxelfield.foundation.errors import shown
 from voxelfield.grids.boxes import box_tensor, cell_indices, parse_box
-from voxelfield.ops.marching import empty_distance
+from voxelfield.ops._internal.empty_distance import empty_distance
 
 # Fraction of the threshold below which cells are empty even in a thin mist.
 _LOWEST_FRACTION = 0.01
