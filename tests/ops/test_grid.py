@@ -450,10 +450,10 @@ def test_opcheck_in_a_box(device, differentiable):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"grid": torch.ones(2, 2, 2)}, "grids must be"),
-        ({"points": torch.ones(5, 2)}, "points must be"),
+        ({"grid": torch.ones(2, 2, 2)}, "grids must have shape"),
+        ({"points": torch.ones(5, 2)}, "points must have shape"),
         ({"points": torch.ones(5, 3, dtype=torch.float64)}, "points must be"),
-        ({"aabb": torch.ones(3, 2)}, "aabb must be"),
+        ({"aabb": torch.ones(3, 2)}, "aabb must have shape"),
         ({"aabb": torch.ones(2, 3, dtype=torch.float64)}, "aabb must be"),
         ({"padding": 5}, "padding must be 0 to 4, got 5"),
     ],

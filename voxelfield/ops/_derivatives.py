@@ -400,8 +400,7 @@ def _gather_along(sources: Sequence[Tensor], points: Tensor, direction: Tensor, 
 
 def _stacked_along(values: Tensor, direction: Tensor) -> Tensor:
     """Returns :math:`(0, d_1 v, d_2 v, d_3 v)`."""
-    products = values * direction.movedim(-1, 0).unsqueeze(-1)
-    return torch.cat((torch.zeros_like(products[:1]), products))
+    return values * torch.nn.functional.pad(direction, (1, 0)).movedim(-1, 0).unsqueeze(-1)
 
 
 def _wide(sources: Sequence[Tensor], like: Tensor) -> list[Tensor]:
