@@ -54,9 +54,9 @@ inline OptionalTensor as_contiguous(const OptionalTensor& x) {
 
 // Calls the C shim directly, because torch::stable::new_empty looks the operator up by name in every call.
 inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& shape, ScalarType dtype) {
-  constexpr size_t kMostDims = 8;
-  STD_TORCH_CHECK(shape.size() <= kMostDims, "expected at most ", kMostDims, " dimensions, got ", shape.size());
-  int64_t strides[kMostDims], stride = 1;
+  constexpr size_t kMaxDims = 8;
+  STD_TORCH_CHECK(shape.size() <= kMaxDims, "expected at most ", kMaxDims, " dimensions, got ", shape.size());
+  int64_t strides[kMaxDims], stride = 1;
   for (size_t axis = shape.size(); axis-- > 0;) {
     strides[axis] = stride;
     stride *= std::max<int64_t>(shape[axis], 1);

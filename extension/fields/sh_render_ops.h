@@ -136,7 +136,7 @@ struct RenderOps {
     check_finite("density_shift", density_shift);
     check_fraction("min_transmittance", min_transmittance);
     check_fraction("min_weight", min_weight);
-    STD_TORCH_CHECK(degree >= 0 && degree <= kMaxShDegree, "degree must lie in 0..3, got ", degree);
+    STD_TORCH_CHECK(degree >= 0 && degree <= kMaxDegree, "degree must lie in 0..3, got ", degree);
     const ScalarType dtype = any_grid.scalar_type();
     STD_TORCH_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
                     "grid must be float32, float16 or bfloat16, got ", dtype_name(dtype));

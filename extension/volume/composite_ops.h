@@ -403,7 +403,7 @@ struct CompositeOps {
       dispatch_opmath(density, [&](auto zero) {
         using T = std::decay_t<decltype(zero)>;
         dispatch_flag(!dt.has_value(), [&](auto alphas) {
-          using Samples = PackedSamples<T, decltype(alphas)::value>;
+          using Samples = CompositeRows<T, decltype(alphas)::value>;
           if constexpr (!(Samples::kAlphas && Spreads<Flag...>::value)) {
             const Samples samples{data_of(density),
                                   data_of(dt),

@@ -252,7 +252,7 @@ CALLS = {
 }
 # Updates of optimizers and copies, in place and outside of autograd, and ops on cells, which are bools, and indices.
 NOT_DIFFERENTIATED = {
-    *("accumulate_trilinear_", "grid_adam_", "grid_total_variation_grad_", "share_copies_"),
+    *("accumulate_trilinear_", "grid_adam_", "grid_total_variation_grad_", "sum_duplicates_"),
     *("touched_vertices", "pack_vertices", "unpack_vertices"),
     *("pack_occupancy", "empty_distance", "active_tiles"),
     *("offsets_from_ray_index", "pack_info", "ray_index_from_offsets"),
@@ -522,7 +522,7 @@ def calls_that_write(device):
     _library.ensure_loaded(device.type)
     calls = [(name, given, *split_by_schema(name, given)) for name, given in calls_of_every_op(device).items()]
     calls = [call for call in calls if call[2]]
-    assert {"grid_adam_", "share_copies_"} <= {name for name, *_ in calls}
+    assert {"grid_adam_", "sum_duplicates_"} <= {name for name, *_ in calls}
     return calls
 
 

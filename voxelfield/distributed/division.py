@@ -26,7 +26,7 @@ from voxelfield.ops._internal.optim import (
     tiles_along,
     touched_vertices,
 )
-from voxelfield.ops._internal.sparse_grid import share_copies_
+from voxelfield.ops._internal.sparse_grid import sum_duplicates_
 
 # A list of tiles shrinks once it is this many times too long. Its unused entries cost little.
 _LONGEST = 3.0
@@ -207,7 +207,7 @@ class DividedGrids:
             if shard.touched is not None:
                 touched_vertices(shard.reached, shard.touched, shard.local_tiles, every=not self._skips)
             if shard.shared is not None:
-                share_copies_(shard.sums, *shard.shared, shard.touched)
+                sum_duplicates_(shard.sums, *shard.shared, shard.touched)
                 shard.sums[: shard.in_stored.start].zero_()
                 shard.sums[shard.in_stored.stop :].zero_()
         update: Callable[[], None] = self._update

@@ -61,7 +61,7 @@ def accumulate_trilinear_(
         shapes = tuple((planes, *total.shape[1:]) for total, (_, planes) in zip(sums, of_grids, strict=True))
         columns = sums[0].shape[-1] if add else sum(total.shape[-1] for total in sums)
         own = values.narrow(1, column, columns)
-        fresh = stencil.splat(own.to(sums[0].dtype), points, None, shapes)
+        fresh = stencil.splat(own.to(sums[0].dtype), points, shapes)
         for total, part, (first, _) in zip(sums, fresh, of_grids, strict=True):
             total.add_(part.narrow(0, first, total.shape[0]))
     else:
