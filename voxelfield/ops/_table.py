@@ -195,7 +195,7 @@ class Op:
 
     def _named_tensors(self, arguments: Sequence[Any]) -> dict[str, Tensor]:
         """Returns the tensors among the arguments, those in lists as NAME[i]."""
-        named = {}
+        named: dict[str, Any] = {}
         for name, x in zip(self.arguments, arguments, strict=True):
             if isinstance(x, (list, tuple)):
                 named |= {f"{name}[{i}]": each for i, each in enumerate(x)}
