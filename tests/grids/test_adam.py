@@ -539,7 +539,10 @@ def test_vertices_that_are_not_in_the_table_stay(device):
 
 def test_a_table_for_another_grid_or_rule_is_refused(device):
     arrays = [[torch.ones(3, 5, 20, 4, device=device)] for _ in range(4)]
-    for rows, skips, message in ((2, True, r"touched must have shape \(3, 5\), got \(2, 5\)"), (3, False, "given with skip_untouched")):
+    for rows, skips, message in (
+        (2, True, r"touched must have shape \(3, 5\), got \(2, 5\)"),
+        (3, False, "given with skip_untouched"),
+    ):
         table = torch.zeros(rows, 5, dtype=torch.int32, device=device)
         with pytest.raises(RuntimeError, match=message):
             grid_adam_(*arrays, [0.1], [1], touched=[table], skip_untouched=skips)
