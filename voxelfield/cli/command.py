@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import gc
 import importlib
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -58,6 +60,12 @@ TRAINING_PACKAGES = {name: name for name in _NAMED_ALIKE} | {
 INTERRUPTED = 130
 """Exit status of a program that a signal has stopped."""
 
+LAUNCHER = "VOXELFIELD_LAUNCHER"
+"""Variable of the number of the process that has started this one as one of several."""
+
+# From <linux/prctl.h>.
+_PR_SET_PDEATHSIG = 1
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line without the program's name, None for that of this process; returns the exit status.
@@ -74,6 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verb, *rest = given
     if verb not in VERBS:
         return complain(f"verb must be one of {', '.join(VERBS)}, got {verb!r}", 2)
+    if verb == "train":
+        _end_with_launcher()
     try:
         module = _imported(f"voxelfield.cli.{VERBS[verb][0]}")
         if verb == "train":
@@ -115,6 +125,28 @@ def _imported(name: str) -> ModuleType:
             gc.enable()
         if in_main_thread:
             signal.signal(signal.SIGINT, handler)
+
+
+def _end_with_launcher() -> None:
+    """Makes a process that ``devices=N`` or torchrun has started end when its launcher ends, even by SIGKILL."""
+    by_torchrun = str(os.getppid()) if "TORCHELASTIC_RUN_ID" in os.environ else None
+    launcher = os.environ.pop(LAUNCHER, by_torchrun)
+    if launcher is None:
+        return
+    if sys.platform == "linux" and ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) == 0:
+        # The launcher may have ended before.
+        if os.getppid() == int(launcher):
+            return
+    threading.Thread(target=_end_with_store, daemon=True).start()
+
+
+def _end_with_store() -> None:
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        # The launcher serves the store, which is silent until it is asked.
+        with socket.create_connection((address, port)) as connection:
+            connection.recv(1)
+    os._exit(1)
 
 
 def _end() -> NoReturn:

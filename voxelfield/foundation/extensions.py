@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
+from voxelfield.interrupt import Interrupt
 from voxelfield.messages import clipped, error_in_words
 
 logger = logging.getLogger(__name__)
@@ -71,8 +72,12 @@ def announced_objects(group: str, kind: type[T]) -> list[T]:
 
 def load_entry(entry: EntryPoint) -> object:
     """Imports what an entry point names; raises ValueError, whose text is the reason, if that fails."""
-    try:
-        return entry.load()
-    # Code of other packages may raise anything; SystemExit would end the program without a word.
-    except (Exception, SystemExit) as error:
-        raise ValueError(error_in_words(error)) from error
+    with Interrupt() as interrupt:
+        try:
+            with interrupt.at_once():
+                return entry.load()
+        # Code of other packages may raise anything; SystemExit would end the program without a word.
+        except BaseException as error:
+            if interrupt.requested:  # Ctrl-C, and not a KeyboardInterrupt of the package
+                raise
+            raise ValueError(error_in_words(error)) from error
