@@ -149,9 +149,9 @@ def check_alike(values: Sequence[Mapping[str, Any]]) -> None:
     """Raises ValueError, whose message names the key, if the values of processes, by rank, are not the same in all."""
     for process, other in enumerate(values):
         for key in {**values[0], **other}:
-            wanted, found = (clipped(str(each.get(key))) for each in (values[0], other))
-            if values[0].get(key) != other.get(key):
-                got = f"{wanted} in process 0 and {found} in process {process}"
+            wanted, found = values[0].get(key), other.get(key)
+            if wanted != found:
+                got = f"{clipped(str(wanted))} in process 0 and {clipped(str(found))} in process {process}"
                 raise ValueError(f"{key} must be the same in all processes, got {got}")
 
 

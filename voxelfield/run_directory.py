@@ -98,15 +98,16 @@ class Writer:
     def __init__(self) -> None:
         self._made = next(self._moments)
 
-    def claim(self, directory: Path, name: str) -> None:
-        """Raises DirectoryInUseError if this may not write to a directory, whose setting has a name."""
-        last, moment = self._last.get(directory.resolve(), (self, 0))
+    def claim(self, output: Path) -> None:
+        """Raises DirectoryInUseError if this may not write to a directory."""
+        directory = output.resolve()
+        last, moment = self._last.get(directory, (self, 0))
         if last is not self and moment > self._made:
             raise DirectoryInUseError(
-                f"{name} must be a folder that nothing else is using, but another session of this process has written "
+                f"output must be a folder that nothing else is using, but another session of this process has written "
                 f"to {directory} since this one was made: give each its own"
             )
-        self._last[directory.resolve()] = self, next(self._moments)
+        self._last[directory] = self, next(self._moments)
 
 
 class RunDirectoryLock:

@@ -63,9 +63,6 @@ INTERRUPTED = 130
 LAUNCHER = "VOXELFIELD_LAUNCHER"
 """Variable of the number of the process that has started this one as one of several."""
 
-# From <linux/prctl.h>.
-_PR_SET_PDEATHSIG = 1
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line without the program's name, None for that of this process; returns the exit status.
@@ -129,23 +126,18 @@ def _imported(name: str) -> ModuleType:
 
 def _end_with_launcher() -> None:
     """Makes a process that ``devices=N`` or torchrun has started end when its launcher ends, even by SIGKILL."""
-    by_torchrun = str(os.getppid()) if "TORCHELASTIC_RUN_ID" in os.environ else None
-    launcher = os.environ.pop(LAUNCHER, by_torchrun)
-    if launcher is None:
-        return
-    if sys.platform == "linux" and ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) == 0:
-        # The launcher may have ended before.
-        if os.getppid() == int(launcher):
-            return
-    threading.Thread(target=_end_with_store, daemon=True).start()
+    launcher = os.environ.pop(LAUNCHER, str(os.getppid()) if "TORCHELASTIC_RUN_ID" in os.environ else None)
+    # 1 is Linux's PR_SET_PDEATHSIG. The launcher may have ended before.
+    bound = sys.platform == "linux" and launcher and ctypes.CDLL(None).prctl(1, signal.SIGKILL) == 0
+    if launcher and not (bound and os.getppid() == int(launcher)):
+        threading.Thread(target=_end_with_store, daemon=True).start()
 
 
 def _end_with_store() -> None:
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        # The launcher serves the store, which is silent until it is asked.
-        with socket.create_connection((address, port)) as connection:
-            connection.recv(1)
+    # The launcher serves the store, which is silent until it is asked.
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    with contextlib.suppress(OSError), socket.create_connection(address) as connection:
+        connection.recv(1)
     os._exit(1)
 
 

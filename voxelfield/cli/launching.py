@@ -120,10 +120,9 @@ def launch(count: int, device: str) -> int:
     # The launcher serves the store, so that its port is free and the end of no process takes it away. By itself, torch
     # would listen to other machines too.
     listening = socket.create_server(("127.0.0.1", 0))
-    port = listening.getsockname()[1]
-    store = distributed.TCPStore(
-        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
-    )
+    address, port = listening.getsockname()
+    fd = listening.detach()
+    store = distributed.TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
     common = {
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
@@ -195,8 +194,8 @@ def join(settings: RunConfig) -> None:
         if "PYTORCH_ALLOC_CONF" not in os.environ:
             os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         # With SLURM's binding, each task may see only one GPU.
-        local = "LOCAL_RANK" if "LOCAL_RANK" in os.environ else "SLURM_LOCALID"
-        torch.cuda.set_device((processes.variable(local) if local in os.environ else 0) % torch.cuda.device_count())
+        local = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
+        torch.cuda.set_device(int(local) % torch.cuda.device_count())
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     timeout = timedelta(seconds=settings.process_timeout)
     values = agreement(settings) | {"device": device.type}

@@ -88,7 +88,7 @@ class Checkpoints:
     def locked_output(self, wait: bool) -> Iterator[None]:
         """Locks the output folder for a block that saves, and until :meth:`wait`, which ``wait`` calls at its end."""
         if self._writes and self.directory is not None:
-            self._writer.claim(self.directory, "output")
+            self._writer.claim(self.directory)
         if not self._writes or (self._lock is not None and not self._unlocks_after_waiting):
             yield
             if wait:
@@ -133,7 +133,7 @@ class Checkpoints:
         state = training.entries()
         if not self._writes:
             return None
-        self._writer.claim(self.directory, "output")
+        self._writer.claim(self.directory)
         state["data"] = data
         if not settled:
             state = pack_checkpoint(state)
