@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, distributed
+
+from voxelfield.messages import clipped
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,12 +25,30 @@ SLAB_ELEMENTS = 1 << 24
 
 
 def started() -> int:
-    """Returns the number of processes that torchrun or SLURM's srun has started with this one, by their variables."""
-    group = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if all(name in os.environ for name in group):
-        return int(os.environ["WORLD_SIZE"])
-    # The variable of the step: a batch script, which srun has not started, has the variables of its job.
-    return int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) if "SLURM_PROCID" in os.environ else 1
+    """Returns the number of processes that torchrun or SLURM's srun has started with this one, by their variables.
+
+    Raises:
+        ValueError: It is not a number.
+    """
+    if _has_variables():
+        return variable("WORLD_SIZE", 1)
+    return variable("SLURM_STEP_NUM_TASKS", 1) if by_slurm() else 1
+
+
+def by_slurm() -> bool:
+    """Returns whether the variables of SLURM's srun alone say how many processes there are.
+
+    A batch script, which srun has not started, has the variables of its job, but not those of a step.
+    """
+    return not _has_variables() and {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"} <= set(os.environ)
+
+
+def variable(name: str, low: int = 0, high: int = 2**31) -> int:
+    """Returns the whole number in a variable of the environment; raises ValueError unless it is in a range."""
+    text = os.environ.get(name, "")
+    if not (text.isascii() and text.isdigit() and low <= int(text) <= high):
+        raise ValueError(f"{name}, of the environment, must be a whole number from {low} to {high}, got {text!r}")
+    return int(text)
 
 
 def count() -> int:
@@ -125,6 +145,16 @@ def gather_objects(value: Any) -> list[Any]:
     return values
 
 
+def check_alike(values: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ValueError, whose message names the key, if the values of processes, by rank, are not the same in all."""
+    for process, other in enumerate(values):
+        for key in {**values[0], **other}:
+            wanted, found = values[0].get(key), other.get(key)
+            if wanted != found:
+                got = f"{clipped(str(wanted))} in process 0 and {clipped(str(found))} in process {process}"
+                raise ValueError(f"{key} must be the same in all processes, got {got}")
+
+
 def gather_results(call: Callable[[], T]) -> list[T]:
     """Returns the results of a function in all processes, in the order of ranks, to each of them.
 
@@ -213,6 +243,10 @@ def once_per_group(function: Callable[P, T]) -> Callable[P, T]:
         return of_group[key]
 
     return cached
+
+
+def _has_variables() -> bool:
+    return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(os.environ)
 
 
 def _has_group() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -10,7 +11,7 @@ import shutil
 import socket
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from voxelfield.files import read_json_object, remove_temporaries
 
@@ -86,6 +87,27 @@ def checkpoint_step(path: Path) -> int:
 
 class DirectoryInUseError(ValueError):
     """Another run is using a directory; the message names both."""
+
+
+class Writer:
+    """A writer of this process, which may write to a directory unless another one has done so since it was made."""
+
+    _moments = itertools.count()
+    _last: ClassVar[dict[Path, tuple[Writer, int]]] = {}
+
+    def __init__(self) -> None:
+        self._made = next(self._moments)
+
+    def claim(self, output: Path) -> None:
+        """Raises DirectoryInUseError if this may not write to a directory."""
+        directory = output.resolve()
+        last, moment = self._last.get(directory, (self, 0))
+        if last is not self and moment > self._made:
+            raise DirectoryInUseError(
+                f"output must be a folder that nothing else is using, but another session of this process has written "
+                f"to {directory} since this one was made: give each its own"
+            )
+        self._last[directory] = self, next(self._moments)
 
 
 class RunDirectoryLock:

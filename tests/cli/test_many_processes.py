@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
+import subprocess
 import sys
 import time
 from contextlib import ExitStack
@@ -90,6 +92,86 @@ def test_a_killed_process_ends_the_others_with_one_line(start, tmp_path, rank, r
     assert load_checkpoint(tmp_path)["step"] >= 5
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("torchrun", [False, pytest.param(True, marks=pytest.mark.sweep)])
+def test_processes_end_with_a_launcher_that_was_killed(start, tmp_path, torchrun):
+    command = (*TORCHRUN, "-m", "voxelfield", "train", *TINY) if torchrun else (*TRAIN, *TINY, "devices=2")
+    running = start(tmp_path, ENDLESS, "trainer.checkpoint_every=5", command=command)
+    running.wait_for_checkpoint(tmp_path)
+    workers = running.workers()
+    running.launcher.kill()
+    running.launcher.wait()
+    deadline = time.monotonic() + 10
+    while alive := [pid for pid in workers if Path(f"/proc/{pid}/exe").exists()]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.05)
+    step = load_checkpoint(tmp_path)["step"]
+    code, out, err = start(tmp_path, f"trainer.steps={step + 2}", "resume=auto", "devices=2").finish()
+    assert (code, err) == (0, "")
+    assert f"resumed at step {step}" in out
+
+
+@pytest.mark.slow
+def test_a_process_whose_launcher_has_ended_before_does_not_begin(tmp_path):
+    variables = {"VOXELFIELD_LAUNCHER": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [*TRAIN, *TINY, f"hydra.run.dir={tmp_path / 'run'}", "device=cpu", ENDLESS]
+    done = subprocess.run(command, env={**os.environ, **variables}, check=False, timeout=60, capture_output=True)
+    assert done.returncode == 1
+    assert not list(tmp_path.rglob("*.pt"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="all of 127.0.0.0/8 is this machine")
+def test_the_store_of_a_launcher_is_found_at_one_address_only(monkeypatch):
+    def look(*, envs, **_):
+        port = int(envs[0]["MASTER_PORT"])
+        socket.create_connection(("127.0.0.1", port)).close()
+        for elsewhere in ("127.0.0.2", socket.gethostbyname(socket.gethostname())):
+            if elsewhere != "127.0.0.1":
+                with pytest.raises(ConnectionRefusedError):
+                    socket.create_connection((elsewhere, port))
+        raise InterruptedError("seen")
+
+    monkeypatch.setattr("torch.distributed.elastic.multiprocessing.start_processes", look)
+    with pytest.raises(InterruptedError, match="seen"):
+        launching.launch(2, "cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "second", "line"),
+    [
+        ("seed=1", "seed=2", "seed must be the same in all processes, got 1 in process 0 and 2 in process 1"),
+        (
+            "trainer.rates.grid=0.1",
+            "trainer.rates.grid=0.2",
+            "trainer.rates.grid must be the same in all processes, got 0.1 in process 0 and 0.2 in process 1",
+        ),
+    ],
+)
+def test_processes_with_different_settings_are_refused(start, tmp_path, first, second, line):
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    started = [start(tmp_path / "run", given, RANK=str(rank), **group) for rank, given in enumerate((first, second))]
+    for each in started:
+        assert each.finish() == (2, "", f"{line}\n")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_silent_program_in_place_of_the_store_is_no_reason_to_wait(start, tmp_path, stopped):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(silent.getsockname()[1])}
+        running = start(tmp_path / "run", f"process_timeout={600 if stopped else 1}", RANK="1", **group)
+        connection, _ = silent.accept()
+        with connection:
+            if stopped:
+                running.launcher.terminate()
+            code, out, err = running.finish(within=30)
+    assert (code, out) == (130 if stopped else 1, "")
+    assert err == "" if stopped else err.startswith("the processes must find each other at 127.0.0.1:")
+
+
 # Runs train.py where one process fails in its first step.
 FAILING = """
 import os, sys
@@ -171,6 +253,30 @@ def test_the_first_task_of_slurm_has_the_address_and_the_job_the_port(monkeypatc
     assert launching.by_slurm()["MASTER_ADDR"] == "login1"
 
 
+def test_variables_of_slurm_that_are_missing_or_no_numbers_are_named(monkeypatch):
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    with pytest.raises(ValueError, match=r"^devices must be left out or 2, .* SLURM \(SLURM_STEP_NUM_TASKS\), got 1: "):
+        launching.count_processes(RunConfig(device="cpu", devices="1"))
+    with pytest.raises(ValueError, match=r"^SLURM_STEP_NODELIST must be set where SLURM_PROCID"):
+        launching.join(RunConfig(device="cpu"))
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "localhost")
+    with pytest.raises(ValueError, match=r"^SLURM_LOCALID, of the environment, must be a whole number .*, got ''$"):
+        launching.join(RunConfig(device="cpu"))
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "two")
+    with pytest.raises(ValueError, match=r"^SLURM_STEP_NUM_TASKS, of the environment, .*, got 'two'$"):
+        launching.count_processes(RunConfig(device="cpu"))
+
+
+@pytest.mark.parametrize(("name", "value"), [("WORLD_SIZE", "-1"), ("RANK", "2"), ("MASTER_PORT", "99999")])
+def test_variables_of_torch_that_are_out_of_range_are_named(monkeypatch, name, value):
+    group = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for key, text in (group | {name: value}).items():
+        monkeypatch.setenv(key, text)
+    with pytest.raises(ValueError, match=rf"^{name}, of the environment, must be a whole number .*, got '{value}'$"):
+        launching.join(RunConfig(device="cpu", devices=str(launching.count_processes(RunConfig(device="cpu")))))
+
+
 @pytest.mark.parametrize(
     ("settings", "gpus", "started", "message"),
     [
@@ -223,8 +329,8 @@ def test_processes_on_gpus_use_expandable_segments_unless_told_otherwise(monkeyp
         monkeypatch.delenv(name)
     if given is not None:
         monkeypatch.setenv(given, "max_split_size_mb:64")
-    monkeypatch.setenv("MASTER_ADDR", "nowhere")
-    monkeypatch.setenv("MASTER_PORT", "1")
+    for name, value in {"MASTER_ADDR": "nowhere", "MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(launching, "choose_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from installed_package import install
 from warm_python import warm_python
 
 from voxelfield.config import parse
+from voxelfield.foundation.extensions import load_entry
 from voxelfield.models.model_config import ModelConfig, known_models
 from voxelfield.models.pyramid import PyramidConfig
 
@@ -70,16 +72,24 @@ def test_a_recipe_that_cannot_be_imported_harms_no_other_run(tmp_path: Path) -> 
     assert "trainer.steps must be at least 1, got -1" in done.stderr
 
 
-def test_a_recipe_that_ends_the_program_does_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt"])
+def test_a_recipe_that_ends_the_program_does_not(tmp_path: Path, kind: str) -> None:
     install(tmp_path, "leaving", {"voxelfield.models": {"leaving": "leaving:ModelConfig"}})
-    (tmp_path / "leaving.py").write_text("raise SystemExit('goodbye')")
+    (tmp_path / "leaving.py").write_text(f"raise {kind}('goodbye')")
     done = run(tmp_path, "train.py", "trainer.steps=-1")
     assert "model=leaving is not available" in done.stderr
     assert "trainer.steps must be at least 1, got -1" in done.stderr
     script = "from voxelfield.models.model_config import ModelConfig; ModelConfig.choose({'kind': 'leaving'}, 'model')"
     refused = run(tmp_path, "-c", script).stderr.splitlines()[-1]
-    wanted = "ValueError: model.kind=leaving must name a model that can be imported, got SystemExit: goodbye"
+    wanted = f"ValueError: model.kind=leaving must name a model that can be imported, got {kind}: goodbye"
     assert refused == wanted
+
+
+def test_a_signal_while_a_recipe_is_imported_is_no_fault_of_it(tmp_path, monkeypatch) -> None:
+    (tmp_path / "slow_recipe.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        load_entry(EntryPoint("slow", "slow_recipe:Model", "voxelfield.models"))
 
 
 def test_without_a_kind_a_recipe_is_a_pyramid() -> None:

@@ -141,6 +141,22 @@ def test_parts_have_names_of_their_own(scene):
         Session(scene, "dense", trainer=settings(), losses={"mine": 0.5}, device="cpu")
 
 
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [
+        (lambda pixels: pixels.mean(1), r"a scalar tensor, of shape \(\), on cpu, got one of shape \(\d+,\) on cpu"),
+        (lambda pixels: pixels.mean().to("meta"), r"a scalar tensor, .*, on cpu, got one of shape \(\) on meta"),
+        (lambda pixels: "low", "a scalar tensor of floats, got 'low'"),
+        (lambda pixels: (pixels > 0).sum(), r"a scalar tensor of floats, got a tensor of torch\.int64"),
+    ],
+)
+def test_a_loss_that_is_no_scalar_is_named(scene, value, got):
+    losses = {"mine": lambda outputs, batch: value(outputs.pixels)}
+    session = Session(scene, "dense", trainer=settings(), losses=losses, device="cpu")
+    with pytest.raises((TypeError, ValueError), match=rf"^losses\['mine'\] must return {got}$"):
+        session.train_step()
+
+
 def test_a_loss_is_added_and_one_of_the_same_name_replaces(scene):
     seen = {}
 

@@ -24,6 +24,7 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
 from voxelfield.run_directory import DirectoryInUseError
 from voxelfield.runs.train import train_as_configured
+from voxelfield.trained.checkpoint_file import load_checkpoint
 from voxelfield.training.session import Session
 
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"
@@ -65,6 +66,24 @@ def test_a_session_holds_its_folder_until_its_files_are_written(make_session):
     assert is_free(session.output)
     session.save()
     assert is_free(session.output)
+
+
+def test_two_sessions_of_one_process_do_not_write_to_one_folder(make_session):
+    first, second = make_session(), make_session()
+    first.train_step()
+    first.save()
+    for act in (second.save, second.fit):
+        with pytest.raises(DirectoryInUseError, match=r"^output must be a folder .* another session of this process"):
+            act()
+    assert second.step == 0
+    later = make_session()
+    later.restore(load_checkpoint(first.output))
+    assert later.fit()
+    with pytest.raises(DirectoryInUseError, match=r"^output must be"):
+        first.save()
+    assert [path.name for path in first.output.glob("*.pt") if path.name > "checkpoint_0000001.pt"] == [
+        "checkpoint_0000004.pt"
+    ]
 
 
 def test_a_session_whose_folder_is_moved_creates_it_again(make_session, tmp_path, caplog):

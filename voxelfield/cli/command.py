@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import gc
 import importlib
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -58,6 +60,9 @@ TRAINING_PACKAGES = {name: name for name in _NAMED_ALIKE} | {
 INTERRUPTED = 130
 """Exit status of a program that a signal has stopped."""
 
+LAUNCHER = "VOXELFIELD_LAUNCHER"
+"""Variable of the number of the process that has started this one as one of several."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line without the program's name, None for that of this process; returns the exit status.
@@ -74,6 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verb, *rest = given
     if verb not in VERBS:
         return complain(f"verb must be one of {', '.join(VERBS)}, got {verb!r}", 2)
+    if verb == "train":
+        _end_with_launcher()
     try:
         module = _imported(f"voxelfield.cli.{VERBS[verb][0]}")
         if verb == "train":
@@ -115,6 +122,23 @@ def _imported(name: str) -> ModuleType:
             gc.enable()
         if in_main_thread:
             signal.signal(signal.SIGINT, handler)
+
+
+def _end_with_launcher() -> None:
+    """Makes a process that ``devices=N`` or torchrun has started end when its launcher ends, even by SIGKILL."""
+    launcher = os.environ.pop(LAUNCHER, str(os.getppid()) if "TORCHELASTIC_RUN_ID" in os.environ else None)
+    # 1 is Linux's PR_SET_PDEATHSIG. The launcher may have ended before.
+    bound = sys.platform == "linux" and launcher and ctypes.CDLL(None).prctl(1, signal.SIGKILL) == 0
+    if launcher and not (bound and os.getppid() == int(launcher)):
+        threading.Thread(target=_end_with_store, daemon=True).start()
+
+
+def _end_with_store() -> None:
+    # The launcher serves the store, which is silent until it is asked.
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    with contextlib.suppress(OSError), socket.create_connection(address) as connection:
+        connection.recv(1)
+    os._exit(1)
 
 
 def _end() -> NoReturn:

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
 import os
 import re
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NoAnswer
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
+from typing import Any, TypeVar
 
 import torch
 from filelock import FileLock, Timeout
@@ -26,12 +31,18 @@ from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 
 from voxelfield import processes
-from voxelfield.cli.command import INTERRUPTED, complain, exit_status
+from voxelfield.cli.command import INTERRUPTED, LAUNCHER, complain, exit_status
 from voxelfield.devices import choose_device
 from voxelfield.interrupt import SIGNALS, Interrupt
 from voxelfield.settings import RunConfig
+from voxelfield.training.checkpoints import agreement
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Name of the threads of calls of torch that may never return: Python cannot end in order beside them.
+_CALL = "call of torch"
 
 # How long a process that has failed waits for the launcher to end it, in seconds. The launcher looks ten times a
 # second, torchrun likewise, and ends all processes once one has ended.
@@ -57,9 +68,11 @@ def count_processes(settings: RunConfig) -> int:
     if started > 1:
         count = started
         if given not in (None, "all", str(started)):
-            raise ValueError(
-                f"devices must be left out or {started}, the number of processes that were started, got {given}"
-            )
+            counted, remedy = "processes that were started", ""
+            if processes.by_slurm():
+                counted = "tasks of this step of SLURM (SLURM_STEP_NUM_TASKS)"
+                remedy = f": start it by srun --ntasks={given}, with --overlap inside of another step"
+            raise ValueError(f"devices must be left out or {started}, the number of {counted}, got {given}{remedy}")
     elif given == "all":
         count = 1 if on_cpu else gpus
     else:
@@ -74,17 +87,22 @@ def count_processes(settings: RunConfig) -> int:
 
 
 def by_slurm() -> dict[str, str]:
-    """Returns torch's variables for a task of srun, from SLURM's variables."""
+    """Returns torch's variables for a task of srun, from SLURM's variables; raises ValueError if one is missing."""
     # Such as gpu[03-05,7],login, of which the first one has the first task.
-    nodes = os.environ["SLURM_STEP_NODELIST"]
+    nodes = os.environ.get("SLURM_STEP_NODELIST")
+    if not nodes:
+        raise ValueError(
+            "SLURM_STEP_NODELIST must be set where SLURM_PROCID and SLURM_STEP_NUM_TASKS are, got none: start the "
+            "tasks by srun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+        )
     first = re.sub(r"\[(\d+)[^\]]*\]", r"\1", re.split(r",(?![^\[]*\])", nodes)[0])
     return {
-        "RANK": os.environ["SLURM_PROCID"],
-        "WORLD_SIZE": os.environ["SLURM_STEP_NUM_TASKS"],
-        "LOCAL_RANK": os.environ["SLURM_LOCALID"],
+        "RANK": str(processes.variable("SLURM_PROCID")),
+        "WORLD_SIZE": str(processes.variable("SLURM_STEP_NUM_TASKS", 1)),
+        "LOCAL_RANK": str(processes.variable("SLURM_LOCALID")),
         "MASTER_ADDR": first,
         # Jobs that share a node have different ports.
-        "MASTER_PORT": str(20000 + int(os.environ["SLURM_JOB_ID"]) % 10000),
+        "MASTER_PORT": str(20000 + processes.variable("SLURM_JOB_ID") % 10000),
     }
 
 
@@ -99,14 +117,19 @@ def launch(count: int, device: str) -> int:
 
     # Its reports take several lines; one is printed here instead.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    # The launcher serves the store, so that its port is free and the end of no process takes it away.
-    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    # The launcher serves the store, so that its port is free and the end of no process takes it away. By itself, torch
+    # would listen to other machines too.
+    listening = socket.create_server(("127.0.0.1", 0))
+    address, port = listening.getsockname()
+    fd = listening.detach()
+    store = distributed.TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
     common = {
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        LAUNCHER: str(os.getpid()),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // count))),
     }
     ignored = {number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN}
@@ -157,9 +180,13 @@ def join(settings: RunConfig) -> None:
     Raises:
         ConnectionError: They have not found each other within ``process_timeout``.
     """
-    if "SLURM_STEP_NODELIST" in os.environ:
+    hint = ""
+    if processes.by_slurm():
+        hint = f", for the {processes.started()} tasks of this step of SLURM"
         for name, value in by_slurm().items():
             os.environ.setdefault(name, value)
+    processes.variable("RANK", 0, processes.started() - 1)
+    port = processes.variable("MASTER_PORT", 1, 2**16 - 1)
     device = choose_device(settings.device)
     if device.type == "cuda":
         # Divided grids are whole while they are resized. By default, torch keeps the memory that this took in segments
@@ -167,17 +194,54 @@ def join(settings: RunConfig) -> None:
         if "PYTORCH_ALLOC_CONF" not in os.environ:
             os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         # With SLURM's binding, each task may see only one GPU.
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        local = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0"))
+        torch.cuda.set_device(int(local) % torch.cuda.device_count())
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     timeout = timedelta(seconds=settings.process_timeout)
+    values = agreement(settings) | {"device": device.type}
     try:
-        store, rank, count = next(rendezvous("env://", timeout=timeout))
-        store = distributed.PrefixStore(_attempt(), store)
+        store, rank, count = _within(timeout, lambda: _meet(values, timeout))
         distributed.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=count)
     except RuntimeError as error:
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        reason = str(error).partition("\n")[0]
-        raise ConnectionError(f"the processes must find each other at {address}, got: {reason}") from error
+        address, reason = f"{os.environ['MASTER_ADDR']}:{port}", str(error).partition("\n")[0]
+        raise ConnectionError(f"the processes must find each other at {address}, got: {reason}{hint}") from error
+    except ValueError:
+        # The first process reports what all processes find.
+        time.sleep(_VERDICT_SECONDS * (os.environ["RANK"] != "0"))
+        raise
+
+
+def _meet(values: Mapping[str, Any], timeout: timedelta) -> tuple[distributed.Store, int, int]:
+    """Returns the store, rank and number of processes; raises ValueError if processes have different values."""
+    store, rank, count = next(rendezvous("env://", timeout=timeout))
+    store = distributed.PrefixStore(_attempt(), store)
+    store.set(f"values/{rank}", json.dumps({**values, "WORLD_SIZE": count}))
+    found: list[dict[str, Any]] = []
+    for other in range(count):
+        store.wait([f"values/{other}"], timeout)
+        found.append(json.loads(store.get(f"values/{other}")))
+        processes.check_alike(found)
+    return store, rank, count
+
+
+def _within(timeout: timedelta, call: Callable[[], T]) -> T:
+    """Returns the result of a call of torch that neither ends in time by itself nor lets signals be handled.
+
+    Raises RuntimeError if it takes longer than the timeout by more than a second; it then goes on in its thread.
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except Exception as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name=_CALL, daemon=True).start()
+    try:
+        return result.result(timeout.total_seconds() + 1)
+    except NoAnswer:
+        raise RuntimeError("no answer of a store") from None
 
 
 def leave(status: int) -> None:
@@ -186,19 +250,20 @@ def leave(status: int) -> None:
     Processes that have succeeded wait until the first one ends, which may serve their store: by its end, a process
     would break collective calls of gloo that only the others have yet to complete.
     """
-    if not distributed.is_initialized():
+    if distributed.is_initialized():
+        with contextlib.suppress(RuntimeError):  # other processes have ended, and maybe the store with them
+            notes = _notes()
+            if processes.is_first():
+                notes.set("first_ends", "")
+                if status in (0, INTERRUPTED):
+                    others = [f"ends/{rank}" for rank in range(1, processes.count())]
+                    notes.wait(others, timedelta(seconds=_VERDICT_SECONDS))
+            elif status == 0:
+                while not notes.check(["first_ends"]):
+                    time.sleep(_POLL_SECONDS)
+                notes.set(f"ends/{processes.rank()}", "")
+    elif not any(thread.name == _CALL for thread in threading.enumerate()):
         return
-    with contextlib.suppress(RuntimeError):  # other processes have ended, and maybe the store with them
-        notes = _notes()
-        if processes.is_first():
-            notes.set("first_ends", "")
-            if status in (0, INTERRUPTED):
-                others = [f"ends/{rank}" for rank in range(1, processes.count())]
-                notes.wait(others, timedelta(seconds=_VERDICT_SECONDS))
-        elif status == 0:
-            while not notes.check(["first_ends"]):
-                time.sleep(_POLL_SECONDS)
-            notes.set(f"ends/{processes.rank()}", "")
     if status != 0:
         # Leaving in order would wait for the other processes, which may have ended.
         logging.shutdown()
@@ -244,7 +309,8 @@ def failing_together() -> Iterator[None]:
 def _notes() -> distributed.Store:
     """Returns a connection to the group's store, with a prefix for notes between processes."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = distributed.TCPStore(address, port, timeout=timedelta(seconds=_VERDICT_SECONDS))
+    timeout = timedelta(seconds=_VERDICT_SECONDS)
+    store = _within(timeout, lambda: distributed.TCPStore(address, port, timeout=timeout))
     return distributed.PrefixStore(f"{_attempt()}/notes", store)
 
 

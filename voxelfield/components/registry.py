@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args, get
 
 from voxelfield.config import parse
 from voxelfield.datasets.scene import Scene
-from voxelfield.foundation.extensions import own_objects
+from voxelfield.foundation.extensions import foreign_code, own_objects
 from voxelfield.messages import error_in_words
 from voxelfield.models.component import Component, find_component
 from voxelfield.models.model import Model
@@ -269,12 +269,12 @@ def with_components(cls: type[Config]) -> type[Config]:
     _add_fields(cls, registered())
     for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
         try:
-            kinds = _declared(entry.load())
-            _check_foreign(kinds, cls())
-        except (Exception, SystemExit) as error:  # third-party code may raise anything
-            reason = error_in_words(error)
+            with foreign_code():
+                kinds = _declared(entry.load())
+                _check_foreign(kinds, cls())
+        except ValueError as error:
             logger.warning(
-                "component %s is not available, because %s cannot be used: %s", entry.name, entry.value, reason
+                "component %s is not available, because %s cannot be used: %s", entry.name, entry.value, error
             )
             continue
         _foreign.update({kind.name: kind for kind in kinds})

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
+from voxelfield.interrupt import Interrupt
 from voxelfield.messages import clipped, error_in_words
 
 logger = logging.getLogger(__name__)
@@ -71,8 +73,18 @@ def announced_objects(group: str, kind: type[T]) -> list[T]:
 
 def load_entry(entry: EntryPoint) -> object:
     """Imports what an entry point names; raises ValueError, whose text is the reason, if that fails."""
-    try:
+    with foreign_code():
         return entry.load()
-    # Code of other packages may raise anything; SystemExit would end the program without a word.
-    except (Exception, SystemExit) as error:
-        raise ValueError(error_in_words(error)) from error
+
+
+@contextlib.contextmanager
+def foreign_code() -> Iterator[None]:
+    """Raises ValueError, whose text is the reason, for what code of other packages raises, except Ctrl-C."""
+    with Interrupt() as interrupt:
+        try:
+            with interrupt.at_once():
+                yield
+        except BaseException as error:  # also SystemExit and KeyboardInterrupt, which would end the program
+            if interrupt.requested:
+                raise
+            raise ValueError(error_in_words(error)) from error

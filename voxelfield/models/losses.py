@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.evaluation.metrics import ssim_of_windows
+from voxelfield.foundation.errors import shown
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.component import Loss, LossTerms
 from voxelfield.models.settings import LossWeights
@@ -91,6 +92,16 @@ def ssim(outputs: Outputs, batch: Batch) -> Tensor:
         dissimilarity = dissimilarity * batch.weights[:pixels].view(batch.patches, -1).mean(dim=1)
     counts = torch.arange(batch.patches, device=whole.device) < whole
     return torch.where(counts, dissimilarity, 0.0).sum() / whole.clamp(min=1)
+
+
+def check_term(name: str, term: object, device: torch.device) -> None:
+    """Raises TypeError or ValueError, whose message has the term's name, unless it is a scalar () on a device."""
+    if not isinstance(term, Tensor) or not term.is_floating_point():
+        got = f"a tensor of {term.dtype}" if isinstance(term, Tensor) else shown(term)
+        raise TypeError(f"losses[{name!r}] must return a scalar tensor of floats, got {got}")
+    if term.dim() > 0 or term.device != device:
+        got = f"one of shape {tuple(term.shape)} on {term.device}"
+        raise ValueError(f"losses[{name!r}] must return a scalar tensor, of shape (), on {device}, got {got}")
 
 
 def rendering_terms(weights: LossWeights, unit: float = 1.0) -> LossTerms:

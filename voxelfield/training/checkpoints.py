@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from voxelfield import processes
+from voxelfield import __version__, processes
 from voxelfield.components.registry import keys_with, recorded, registered
 from voxelfield.config import parse
-from voxelfield.datasets.scene import Split
+from voxelfield.datasets.scene import Scene, Split
 from voxelfield.messages import clipped
 from voxelfield.models.component import Component
 from voxelfield.models.settings import reached_resolution
-from voxelfield.run_directory import RunDirectoryLock
+from voxelfield.run_directory import RunDirectoryLock, Writer
 from voxelfield.settings import RunConfig
 from voxelfield.trained.checkpoint_file import (
     ADDED,
@@ -75,6 +75,7 @@ class Checkpoints:
         self.directory = directory = None if folder is None else Path(folder)
         self._split, self._keep, self._before = split, keep, before
         self._writes = directory is not None and processes.is_first()
+        self._writer = Writer()
         self._replaceable: list[Path] = []
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: list[Future[None]] = []
@@ -86,6 +87,8 @@ class Checkpoints:
     @contextlib.contextmanager
     def locked_output(self, wait: bool) -> Iterator[None]:
         """Locks the output folder for a block that saves, and until :meth:`wait`, which ``wait`` calls at its end."""
+        if self._writes and self.directory is not None:
+            self._writer.claim(self.directory)
         if not self._writes or (self._lock is not None and not self._unlocks_after_waiting):
             yield
             if wait:
@@ -130,6 +133,7 @@ class Checkpoints:
         state = training.entries()
         if not self._writes:
             return None
+        self._writer.claim(self.directory)
         state["data"] = data
         if not settled:
             state = pack_checkpoint(state)
@@ -216,6 +220,7 @@ class Checkpoints:
                 logger.warning("scene %s: training continues with the present data", changed)
         if self._writes and path is not None:
             self.newest, self._replaceable = path, list(replaced)
+        self._writer = Writer()
         training.load(checkpoint)
 
     def _whole_fingerprint(self) -> dict[str, Tensor]:
@@ -353,6 +358,19 @@ def recorded_settings(settings: RunConfig) -> dict[str, Any]:
     """Returns a run's settings as JSON values, with lists in place of tuples, for ``metrics.json``."""
     values: dict[str, Any] = json.loads(json.dumps(recorded(settings)))
     return values
+
+
+def agreement(settings: RunConfig, scene: Scene | None = None) -> dict[str, Any]:
+    """Returns by key what processes that train together have in common: version, settings, checksums of the scene."""
+    values = {"version": f"{__version__} with torch {torch.__version__}"} | flattened(recorded_settings(settings))
+    for name, split in ({} if scene is None else scene.splits).items():
+        checksums = fingerprint(split)
+        # Of images that are divided, each process has others.
+        of_images = checksums["images"].tolist() if split.local_slice is None else None
+        checksum = zlib.crc32(repr((split.names, checksums["cameras"].tolist(), of_images)).encode())
+        values[f"scene.{name}"] = f"{len(split)} views with the checksum {checksum:08x}"
+    own = ("device.", "devices.", "process_timeout.", "logger.")
+    return {key: value for key, value in values.items() if not f"{key}.".startswith(own)}
 
 
 def changed_settings(

@@ -35,7 +35,7 @@ from voxelfield.run_directory import RunDirectoryLock
 from voxelfield.settings import CameraConfig, OptimizerConfig, RunConfig, TrainerConfig
 from voxelfield.settings.resolve import resolve_arguments
 from voxelfield.trained.trained_model import TrainedModel, untrained_model
-from voxelfield.training.checkpoints import Checkpoints
+from voxelfield.training.checkpoints import Checkpoints, agreement
 from voxelfield.training.logs import FailsafeLogger, NullLogger, Progress, RunLogger
 from voxelfield.training.memory import check_memory, estimate_memory, explain_shortage, place_of_images
 from voxelfield.training.state import TrainingState
@@ -136,6 +136,8 @@ class Session:
         self.scene = scene
         self.config = RunConfig(**vars(config))
         self.device = choose_device(config.device)
+        if processes.count() > 1:
+            processes.check_alike(processes.gather_objects(agreement(config, scene)))
         self.log: RunLogger = NullLogger() if logger is None or not processes.is_first() else logger
         self.records = FailsafeLogger(lambda: self.log)
         hooks = (hook or (lambda session: None) for hook in (on_step, on_stage, on_preview))

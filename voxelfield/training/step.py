@@ -14,6 +14,7 @@ from voxelfield.evaluation.metrics import mse_to_psnr
 from voxelfield.foundation.optimizers import exponential_decay
 from voxelfield.models.batch import Batch
 from voxelfield.models.component import Component
+from voxelfield.models.losses import check_term
 from voxelfield.models.model import Model
 from voxelfield.models.pixel_sampler import PixelSampler
 from voxelfield.rendering.march import Capacity, RenderSettings, Sampler
@@ -146,6 +147,8 @@ class TrainingStep:
             terms.update(component.losses(outputs, batch))
         if "photometric" not in terms:
             raise KeyError(f"losses must contain 'photometric', by which divergence is detected, got {list(terms)}")
+        for name, term in terms.items():
+            check_term(name, term, self._loss_scale.device)
         share = None
         if self._shared_sampler is not None:
             share = self._shared_sampler.share_of_rays(outputs.rendering.rays_kept)
