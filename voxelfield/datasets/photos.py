@@ -24,7 +24,7 @@ from voxelfield.datasets.images import (
     read_masks,
 )
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.poses import check_poses
+from voxelfield.datasets.poses import OPENCV_AXES, check_poses, without_scale
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens, join_lenses
@@ -62,6 +62,7 @@ class Photo:
         pose_name: Name of the pose in messages, with the file that states it; None if the path is enough.
         motion: (6,) float64, how the camera turns, a rotation vector in radians, and moves, world units, in its own
             frame while all rows of the image are exposed, the middle one with the pose ``c2w``; None: it stands still.
+        wrong_axes: The remedy, for messages, if the pose has the axes of OpenCV where those of OpenGL belong.
     """
 
     path: Path
@@ -77,12 +78,22 @@ class Photo:
     observed: Tensor | None = None
     pose_name: str | None = None
     motion: Tensor | None = None
+    wrong_axes: str = OPENCV_AXES
 
 
-def check_poses_of(source: Path, photos: Sequence[Photo]) -> None:
-    """Refuses poses as :func:`check_poses` does, by their names or else by ``source`` and the images' paths."""
-    poses = torch.stack([photo.c2w for photo in photos])
+def checked_poses(source: Path, photos: Sequence[Photo]) -> list[Photo]:
+    """Returns photographs whose rotations, if one factor scales them all, are divided by it, with a warning.
+
+    Other poses are refused as by :func:`check_poses`, by their names or else by ``source`` and the images' paths.
+    """
+    poses, factor = without_scale(torch.stack([photo.c2w for photo in photos]))
+    if factor != 1:
+        logger.warning(
+            "%s: the rotations of all poses were scaled by %.4g and are divided by it; positions stay", source, factor
+        )
+        photos = [replace(photo, c2w=pose) for photo, pose in zip(photos, poses, strict=True)]
     check_poses(lambda index: photos[index].pose_name or f"{source}: pose of {photos[index].path}", poses)
+    return list(photos)
 
 
 def present_photos(
@@ -163,7 +174,16 @@ def _times(photos: Sequence[Photo]) -> dict[str, Tensor]:
     if 0 < len(times) < len(photos):
         bare = next(photo.path for photo in photos if photo.time is None)
         raise ValueError(f"{bare}: must have a time, as {len(times)} of {len(photos)} images of its split have")
-    return {"time": torch.tensor(times, dtype=torch.float32)} if times else {}
+    found = torch.tensor(times, dtype=torch.float32)
+    if not bool(found.isfinite().all()):
+        bad = int((~found.isfinite()).nonzero()[0])
+        raise ValueError(f"{photos[bad].path}: time must be within the range of float32, got {times[bad]:g}")
+    if len(found.unique()) < len(set(times)):
+        logger.warning(
+            "%s: times such as %.17g are not told apart in float32: subtract the earliest from all",
+            *(photos[0].path.parent, times[0]),
+        )
+    return {"time": found} if times else {}
 
 
 def _depths(

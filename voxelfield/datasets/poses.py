@@ -30,6 +30,12 @@ OPENCV_AXES = (
 )
 """Remedy for poses with OpenCV's axes."""
 
+COLMAP_AXES = (
+    "the poses seem to have OpenGL's axes (y up, looking along -z), but those of a COLMAP model are OpenCV's: write "
+    "the model again with the axes that COLMAP has"
+)
+"""The same for COLMAP models, whose axes are fixed."""
+
 _INVERTED = "the matrices seem to be world to camera, but must be camera to world: invert each"
 
 
@@ -57,6 +63,21 @@ def check_poses(name: Callable[[int], str], c2w: Tensor) -> None:
             raise ValueError(f"{name(bad)} must {wanted}, got {c2w[bad].tolist()}")
 
 
+def without_scale(c2w: Tensor) -> tuple[Tensor, float]:
+    """Returns poses (N, 4, 4) with rotations divided by a factor that scales all of them, if one does, and the factor.
+
+    It is 1, and the poses are returned as they are, if none does or :func:`check_poses` accepts them.
+    """
+    lengths = c2w[:, :3, :3].norm(dim=-2)
+    factor = float(lengths.median())
+    scaled = abs(factor**2 - 1) > _FROM_ORTHONORMAL and 1 / FARTHEST < factor < FARTHEST
+    if not (scaled and bool(((lengths / factor - 1).abs() <= _FROM_ORTHONORMAL).all())):
+        return c2w, 1.0
+    divided = c2w.clone()
+    divided[:, :3, :3] /= factor
+    return divided, factor
+
+
 def turned_about(c2w: Tensor) -> Tensor:
     """Returns poses (N, 4, 4) with OpenCV's axes as poses with OpenGL's, and the other way round."""
     turned = c2w.clone()
@@ -64,14 +85,14 @@ def turned_about(c2w: Tensor) -> Tensor:
     return turned
 
 
-def likely_mistake(c2w: Tensor) -> str | None:
+def likely_mistake(c2w: Tensor, format: str = "") -> str | None:
     """Returns the probable mistake in all poses (N, 4, 4) of a capture, with its remedy; None if they look right.
 
-    Cameras that look away from one another may stand in a room, or have OpenCV's axes. Of fewer than three, nothing is
-    recognised.
+    Cameras that look away from one another may stand in a room, or have OpenCV's axes; those of the ``format`` COLMAP
+    have its axes. Of fewer than three, nothing is recognised.
     """
-    mistake = inverted(c2w)
-    if mistake is not None or len(c2w) < 3:
+    mistake = inverted(c2w, format == "COLMAP")
+    if mistake is not None or len(c2w) < 3 or format == "COLMAP":
         return mistake
     origins = c2w[:, :3, 3]
     towards = F.normalize(origins.mean(dim=0) - origins, dim=-1)
@@ -80,7 +101,12 @@ def likely_mistake(c2w: Tensor) -> str | None:
     return f"most cameras look away from one another; unless they stood in a room, {OPENCV_AXES}"
 
 
-def inverted(c2w: Tensor) -> str | None:
+def wrong_axes(format: str) -> str:
+    """Returns the remedy for poses of a format whose cameras look the other way."""
+    return COLMAP_AXES if format == "COLMAP" else OPENCV_AXES
+
+
+def inverted(c2w: Tensor, axes_are_known: bool = False) -> str | None:
     """Returns the remedy if matrices (N, 4, 4) are probably world to camera, otherwise None.
 
     They are if their inverses are poses of cameras that stand upright around a subject, and they themselves are not.
@@ -88,7 +114,7 @@ def inverted(c2w: Tensor) -> str | None:
     if len(c2w) < 3 or _surround(c2w.double(), _UNLIKE):
         return None
     inverse = torch.linalg.inv(c2w.double())
-    if _surround(inverse):
+    if _surround(inverse) or (axes_are_known and _surround(turned_about(inverse))):
         return _INVERTED
     if _surround(turned_about(inverse)):
         return f"{_INVERTED}, then negate the second and the third column, because they have OpenCV's axes"
@@ -107,12 +133,12 @@ def _surround(c2w: Tensor, least: float | None = None) -> bool:
     return float(inward) >= _INWARD and float(upright) >= _UPRIGHT and float(looks.mean(dim=0).norm()) <= _ALIKE
 
 
-def check_cameras_see(cameras: Cameras, aabb: Tensor) -> None:
+def check_cameras_see(cameras: Cameras, aabb: Tensor, format: str = "") -> None:
     """Raises ValueError, with the likely cause, if no training image shows any part of a box (2, 3), world units."""
     if bool(sees_box(cameras, aabb).any()):
         return
     if bool(sees_box(replace(cameras, c2w=turned_about(cameras.c2w)), aabb).any()):
-        remedy = OPENCV_AXES
+        remedy = wrong_axes(format)
     else:
         remedy = "choose another scene.aabb, or check that the poses are camera to world"
     raise ValueError(

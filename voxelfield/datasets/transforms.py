@@ -15,6 +15,7 @@ data/README.md describes the keys of panoramas (EQUIRECTANGULAR), rolling shutte
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
@@ -161,7 +162,7 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Pho
                 mask=masks.get(frame.get("mask_path") or ""),
                 time=known.number("time", None),
                 depth=known_depths.get(frame.get("depth_file_path") or ""),
-                depth_unit=known.number("depth_unit_scale_factor", 1e-3, above=0),
+                depth_unit=known.number("depth_unit_scale_factor", 1e-3, above=0, most=FARTHEST),
                 motion=_motion(known),
             )
         )
@@ -175,8 +176,10 @@ class _Entries(ChainMap[str, Any]):
         super().__init__(*holders)
         self.file = file
 
-    def number(self, key: str, default: _T, *, above: float = -math.inf, unit: str = "") -> float | _T:
-        """Returns a finite number above a bound, which the message gives in a unit; the default if it is absent."""
+    def number(
+        self, key: str, default: _T, *, above: float = -math.inf, most: float = math.inf, unit: str = ""
+    ) -> float | _T:
+        """Returns a finite number within bounds, the lower of which has a unit; the default if it is absent."""
         if self.get(key) is None:
             return default
         number = json_number(self.get(key))
@@ -184,6 +187,8 @@ class _Entries(ChainMap[str, Any]):
             raise self.refusal(key, "be a finite number")
         if number <= above:
             raise self.refusal(key, f"be above {above:g}{unit}")
+        if number > most:
+            raise self.refusal(key, f"be at most {most:g}{unit}")
         return number
 
     def numbers(self, key: str, count: int) -> list[float]:
@@ -237,7 +242,12 @@ def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
             path = frame.get(key)
             if not (isinstance(path, str) and path) and (key == "file_path" or path is not None):
                 raise ValueError(f"{file}: '{key}' of frame {index} must be a path, {_found(frame, key)}")
-    return frames
+    # Some files list each image for every one of its objects, or were joined with themselves.
+    different = list({json.dumps(frame, sort_keys=True): frame for frame in frames}.values())
+    if len(different) < len(frames):
+        count = len(frames) - len(different)
+        logger.warning("%s: %d of %d frames are repetitions, which are left out", file, count, len(frames))
+    return different
 
 
 def _pose(file: Path, frame: Mapping[str, Any]) -> Tensor:
@@ -362,7 +372,8 @@ def _lens(known: _Entries) -> Lens | None:
     fisheye = known.get("is_fisheye")
     if not (fisheye is None or isinstance(fisheye, bool)):
         raise known.refusal("is_fisheye", "be true or false")
-    name = known.get("camera_model", "OPENCV_FISHEYE" if fisheye else "OPENCV")
+    name = known.get("camera_model")
+    name = ("OPENCV_FISHEYE" if fisheye else "OPENCV") if name is None else name
     models = CAMERA_MODELS | {"FISHEYE624": CAMERA_MODELS["RAD_TAN_THIN_PRISM_FISHEYE"]}
     if not isinstance(name, str) or name not in models:
         raise known.refusal("camera_model", f"be one of {', '.join(models)}", "undistort the images first")
