@@ -666,11 +666,11 @@ BAD = {
     ),
     "time beyond float32": in_json(
         lambda c: [frame.update(time=1e300) for frame in c["frames"]],
-        "time must be within the range of float32, got 1e[+]300",
+        "'time' must be a number up to 1e[+]30, got 1e[+]300",
     ),
     "huge unit of depths": in_json(
         lambda c: c.update(depth_unit_scale_factor=1e38),
-        "'depth_unit_scale_factor' must be at most 1e[+]06, got 1e[+]38",
+        "'depth_unit_scale_factor' must be a number up to 1e[+]30, got 1e[+]38",
     ),
     "name that ends in a line break": in_json(
         lambda c: c["frames"][3].update(file_path="images/view_03.png\n"),
@@ -1007,7 +1007,7 @@ def test_rotations_that_one_factor_scales_are_divided_by_it(tmp_path, split, cap
     found = voxelfield.load_scene(tmp_path / "mine", holdout=0).train.cameras.c2w
     assert torch.allclose(found, wanted, atol=1e-6)
     (record,) = caplog.records
-    assert "the rotations of all poses were scaled by 0.21 and are divided by it" in record.getMessage()
+    assert "all rotations are scaled by 0.21 and are divided by it" in record.getMessage()
 
 
 def test_test_views_that_are_training_views_are_left_out(tmp_path, split, caplog):
@@ -1032,14 +1032,6 @@ def test_frames_that_are_repeated_are_read_once(tmp_path, split, caplog):
     assert voxelfield.load_scene(tmp_path / "mine", holdout=0).train.names == split.names
     (record,) = caplog.records
     assert f"1000 of {1000 + len(split)} frames are repetitions, which are left out" in record.getMessage()
-
-
-def test_times_that_float32_cannot_tell_apart_are_warned_of(tmp_path, split, caplog):
-    write_nerfstudio(tmp_path / "mine", split)
-    spoil_json(tmp_path / "mine", lambda c: [f.update(time=1.7e9 + i / 30) for i, f in enumerate(c["frames"])])
-    voxelfield.load_scene(tmp_path / "mine", holdout=0)
-    (record,) = caplog.records
-    assert "are not told apart in float32: subtract the earliest" in record.getMessage()
 
 
 def test_a_huge_image_is_refused_before_its_pixels_are_read(tmp_path, split, monkeypatch):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from voxelfield.captures.capture import Capture
 from voxelfield.datasets.measures import BLURRED, ENOUGH_SKY
-from voxelfield.datasets.poses import likely_mistake, turned_about, wrong_axes
+from voxelfield.datasets.poses import COLMAP_AXES, OPENCV_AXES, likely_mistake, turned_about
 from voxelfield.rendering.cameras import Cameras, sees_box, viewing_poses
 from voxelfield.warps.choice import stray_cameras
 
@@ -59,7 +59,7 @@ def box_out_of_sight(capture: Capture) -> Finding | None:
     if int(blind.sum()) <= len(capture) // 2:
         remedy = "choose another scene.aabb, or leave these views out"
     elif int(_sees_box(capture, turned_about(capture.c2w)).sum()) > int((~blind).sum()):
-        remedy = wrong_axes(capture.format)
+        remedy = COLMAP_AXES if capture.format == "COLMAP" else OPENCV_AXES
     else:
         remedy = "check that poses are camera to world with OpenGL's axes (y up, looking along -z), and scene.aabb"
     return _about(capture, blind, "box out of sight", "{names} of {count} cannot see the box: " + remedy)
@@ -184,19 +184,18 @@ def odd_field_of_view(capture: Capture) -> Finding | None:
 
 
 def odd_lens(capture: Capture) -> Finding | None:
-    """Warns of pixels far from square, and of distortion that no photograph has, which failed calibrations give."""
+    """Warns of pixels far from square and of distortion that no photograph has, as failed calibrations give them."""
     fx, fy = capture.intrinsics[:, :2].unbind(dim=-1)
-    sphere = torch.zeros(len(capture), dtype=torch.bool) if capture.lens is None else capture.lens.is_sphere
-    odd = (torch.maximum(fx / fy, fy / fx) > OBLONG) & ~sphere
     k1 = torch.zeros(len(capture))
-    for index in range(len(capture) if capture.lens is not None else 0):
-        model, terms = capture.lens.described(index)
-        k1[index] = 0.0 if model == "rational" else terms.get("k1", 0.0)  # there, k4 may make up for it
-    first = int((odd := odd | (k1.abs() > DISTORTED)).int().argmax())
+    if capture.lens is not None:
+        lenses = map(capture.lens.described, range(len(capture)))
+        k1 = torch.tensor([0.0 if model == "rational" else terms.get("k1", 0.0) for model, terms in lenses])
+        fx = torch.where(capture.lens.is_sphere, fy, fx)
+    odd = (torch.maximum(fx / fy, fy / fx) > OBLONG) | (k1.abs() > DISTORTED)
+    first = int(odd.int().argmax())
     message = (
-        f"{{names}} {{have}} focal lengths that differ by more than {OBLONG:g} times, or k1 beyond {DISTORTED:g}, the "
-        f"first fx {float(fx[first]):.4g}, fy {float(fy[first]):.4g} and k1 {float(k1[first]):.3g}: the calibration "
-        "has probably failed, so find the poses again with a simpler camera model that all images share"
+        f"{{names}} {{have}} implausible calibrations, the first fx {float(fx[first]):.4g}, fy {float(fy[first]):.4g} "
+        f"and k1 {float(k1[first]):.3g}: find the poses again with a simpler camera model that all images share"
     )
     return _about(capture, odd, "odd lens", message)
 
@@ -282,11 +281,8 @@ def _about(capture: Capture, chosen: Tensor | Sequence[bool], title: str, messag
 def _duplicates(capture: Capture, same: Callable[[int], Tensor], title: str, remedy: str) -> Finding | None:
     """Returns a finding about pairs; ``same(index)`` returns which earlier views of its time equal a view."""
     times = torch.zeros(len(capture)) if capture.times is None else capture.times
-    pairs = [
-        (int(found[0]), index)
-        for index in range(1, len(capture))
-        if len(found := (same(index) & (times[:index] == times[index])).nonzero())
-    ]
+    found = [(same(index) & (times[:index] == times[index])).nonzero() for index in range(len(capture))]
+    pairs = [(int(earlier[0]), index) for index, earlier in enumerate(found) if len(earlier)]
     if not pairs:
         return None
     names = listed([f"{capture.names[one]} and {capture.names[other]}" for one, other in pairs])

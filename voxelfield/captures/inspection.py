@@ -134,7 +134,8 @@ def measures(capture: Capture) -> list[tuple[str, str]]:
         rows.append(("up direction, mean of the images", direction))
     if len(capture.points):
         inside = ((capture.points >= low) & (capture.points <= high)).all(dim=-1).double().mean()
-        rows.append((_points_name(capture), f"{len(capture.points)}, of which {100 * float(inside):.0f} % in the box"))
+        name = "points between the stated depths" if capture.format == "LLFF" else "sparse points"
+        rows.append((name, f"{len(capture.points)}, of which {100 * float(inside):.0f} % in the box"))
     if capture.masked:
         percent, some = 100 * sum(capture.masked) / len(capture), sum(share > 0 for share in capture.masked)
         rows.append(("masks", f"{percent:.2g} % of all pixels are left out, in {some} of {len(capture)} images"))
@@ -146,11 +147,6 @@ def measures(capture: Capture) -> list[tuple[str, str]]:
         rows.append(("transparent pixels", f"{percent:.2g} % of all, in {some} of {len(capture)} images"))
     rows.append(("coordinates", "right-handed world as in the files; cameras look along -z, with y up"))
     return rows
-
-
-def _points_name(capture: Capture) -> str:
-    # The files of LLFF state depths, between which the loader puts points.
-    return "points between the depths" if capture.format == "LLFF" else "sparse points"
 
 
 def _range(values: Tensor) -> str:
@@ -227,7 +223,7 @@ def _draw_space(axes: Any, capture: Capture, basis: Tensor, shown: Tensor) -> No
     if len(capture.points):
         chosen = torch.linspace(0, len(capture.points) - 1, min(_POINTS, len(capture.points))).long()
         points = capture.points[chosen] @ basis.T
-        axes.scatter(*points.T, s=2.5, color=_GREY, linewidths=0, alpha=0.7, zorder=1, label=_points_name(capture))
+        axes.scatter(*points.T, s=2.5, color=_GREY, linewidths=0, alpha=0.7, zorder=1, label="points")
     corners = torch.cartesian_prod(*capture.aabb.T) @ basis.T
     axes.add_collection(LineCollection(list(corners[_EDGES].numpy()), colors=_BOX, zorder=2, label="box"))
     shown = shown @ basis.T

@@ -124,29 +124,27 @@ def choose_splits(
 
 
 def _without_copies(source: Path, name: str, photos: Sequence[Photo], train: Sequence[Photo]) -> Sequence[Photo]:
-    """Returns the photographs of a split that are no copies of training views, with a warning about those that are.
+    """Returns the photographs of a split but those whose files equal training views of their time, with a warning."""
 
-    Files of two times may be equal, since nothing moved between them. If all are copies, they stay.
-    """
-    by_size: dict[int, list[Photo]] = {}
+    def key(photo: Photo) -> tuple[int, float | None]:
+        return photo.path.stat().st_size if photo.path.is_file() else -1, photo.time
+
+    by_key: dict[tuple[int, float | None], list[Path]] = {}
     for photo in train if photos else ():
-        if photo.path.is_file():
-            by_size.setdefault(photo.path.stat().st_size, []).append(photo)
-    copies = {}
+        by_key.setdefault(key(photo), []).append(photo.path)
+    copies: dict[Photo, Path] = {}
     for photo in photos:
-        alike = by_size.get(photo.path.stat().st_size, ()) if photo.path.is_file() else ()
-        for known in alike:
-            if known.time == photo.time and filecmp.cmp(known.path, photo.path, shallow=False):
-                copies[photo] = known
-    if copies:
-        first, known = next(iter(copies.items()))
-        done = "they are left out" if len(copies) < len(photos) else "they stay, as there are no others"
+        paths = by_key.get(key(photo), ()) if photo.path.is_file() else ()
+        same = next((path for path in paths if filecmp.cmp(path, photo.path, shallow=False)), None)
+        copies |= {} if same is None else {photo: same}
+    others = [photo for photo in photos if photo not in copies]
+    for first, path in list(copies.items())[:1]:
+        done = "they are left out" if others else "they stay, as there are no others"
         logger.warning(
-            "%s: %d of %d %s views are byte for byte training views, so that their quality tells nothing, the first %s "
-            "like %s: %s",
-            *(source, len(copies), len(photos), name, first.path.name, known.path.name, done),
+            "%s: %d of %d %s views are byte for byte training views, the first %s like %s: %s",
+            *(source, len(copies), len(photos), name, first.path.name, path.name, done),
         )
-    return [photo for photo in photos if photo not in copies] if len(copies) < len(photos) else photos
+    return others or photos
 
 
 def scene_of_photos(

@@ -24,7 +24,7 @@ from voxelfield.datasets.images import (
     read_masks,
 )
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.poses import OPENCV_AXES, check_poses, without_scale
+from voxelfield.datasets.poses import OPENCV_AXES, check_poses, scale_of
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens, join_lenses
@@ -82,18 +82,16 @@ class Photo:
 
 
 def checked_poses(source: Path, photos: Sequence[Photo]) -> list[Photo]:
-    """Returns photographs whose rotations, if one factor scales them all, are divided by it, with a warning.
+    """Returns photographs with rotations divided by the factor that scales all of them, with a warning, if one does.
 
-    Other poses are refused as by :func:`check_poses`, by their names or else by ``source`` and the images' paths.
+    Refuses other poses as :func:`check_poses` does, by their names or else by ``source`` and the images' paths.
     """
-    poses, factor = without_scale(torch.stack([photo.c2w for photo in photos]))
-    if factor != 1:
-        logger.warning(
-            "%s: the rotations of all poses were scaled by %.4g and are divided by it; positions stay", source, factor
-        )
-        photos = [replace(photo, c2w=pose) for photo, pose in zip(photos, poses, strict=True)]
+    poses = torch.stack([photo.c2w for photo in photos])
+    if (factor := scale_of(poses)) != 1:
+        logger.warning("%s: all rotations are scaled by %.4g and are divided by it; positions stay", source, factor)
+        poses[:, :3, :3] /= factor
     check_poses(lambda index: photos[index].pose_name or f"{source}: pose of {photos[index].path}", poses)
-    return list(photos)
+    return [replace(photo, c2w=pose) for photo, pose in zip(photos, poses, strict=True)]
 
 
 def present_photos(
@@ -174,16 +172,7 @@ def _times(photos: Sequence[Photo]) -> dict[str, Tensor]:
     if 0 < len(times) < len(photos):
         bare = next(photo.path for photo in photos if photo.time is None)
         raise ValueError(f"{bare}: must have a time, as {len(times)} of {len(photos)} images of its split have")
-    found = torch.tensor(times, dtype=torch.float32)
-    if not bool(found.isfinite().all()):
-        bad = int((~found.isfinite()).nonzero()[0])
-        raise ValueError(f"{photos[bad].path}: time must be within the range of float32, got {times[bad]:g}")
-    if len(found.unique()) < len(set(times)):
-        logger.warning(
-            "%s: times such as %.17g are not told apart in float32: subtract the earliest from all",
-            *(photos[0].path.parent, times[0]),
-        )
-    return {"time": found} if times else {}
+    return {"time": torch.tensor(times, dtype=torch.float32)} if times else {}
 
 
 def _depths(

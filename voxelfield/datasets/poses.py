@@ -30,10 +30,7 @@ OPENCV_AXES = (
 )
 """Remedy for poses with OpenCV's axes."""
 
-COLMAP_AXES = (
-    "the poses seem to have OpenGL's axes (y up, looking along -z), but those of a COLMAP model are OpenCV's: write "
-    "the model again with the axes that COLMAP has"
-)
+COLMAP_AXES = "the poses seem to have OpenGL's axes, but those of a COLMAP model are OpenCV's: write the model again"
 """The same for COLMAP models, whose axes are fixed."""
 
 _INVERTED = "the matrices seem to be world to camera, but must be camera to world: invert each"
@@ -63,19 +60,12 @@ def check_poses(name: Callable[[int], str], c2w: Tensor) -> None:
             raise ValueError(f"{name(bad)} must {wanted}, got {c2w[bad].tolist()}")
 
 
-def without_scale(c2w: Tensor) -> tuple[Tensor, float]:
-    """Returns poses (N, 4, 4) with rotations divided by a factor that scales all of them, if one does, and the factor.
-
-    It is 1, and the poses are returned as they are, if none does or :func:`check_poses` accepts them.
-    """
+def scale_of(c2w: Tensor) -> float:
+    """Returns the factor that scales the rotations of all poses (N, 4, 4) alike; 1 if none does, or hardly."""
     lengths = c2w[:, :3, :3].norm(dim=-2)
     factor = float(lengths.median())
-    scaled = abs(factor**2 - 1) > _FROM_ORTHONORMAL and 1 / FARTHEST < factor < FARTHEST
-    if not (scaled and bool(((lengths / factor - 1).abs() <= _FROM_ORTHONORMAL).all())):
-        return c2w, 1.0
-    divided = c2w.clone()
-    divided[:, :3, :3] /= factor
-    return divided, factor
+    alike = 1 / FARTHEST < factor < FARTHEST and bool(((lengths / factor - 1).abs() <= _FROM_ORTHONORMAL).all())
+    return factor if alike and abs(factor**2 - 1) > _FROM_ORTHONORMAL else 1.0
 
 
 def turned_about(c2w: Tensor) -> Tensor:
@@ -99,11 +89,6 @@ def likely_mistake(c2w: Tensor, format: str = "") -> str | None:
     if float((towards * -c2w[:, :3, 2]).sum(dim=-1).median()) > _OUTWARD:
         return None
     return f"most cameras look away from one another; unless they stood in a room, {OPENCV_AXES}"
-
-
-def wrong_axes(format: str) -> str:
-    """Returns the remedy for poses of a format whose cameras look the other way."""
-    return COLMAP_AXES if format == "COLMAP" else OPENCV_AXES
 
 
 def inverted(c2w: Tensor, axes_are_known: bool = False) -> str | None:
@@ -138,7 +123,7 @@ def check_cameras_see(cameras: Cameras, aabb: Tensor, format: str = "") -> None:
     if bool(sees_box(cameras, aabb).any()):
         return
     if bool(sees_box(replace(cameras, c2w=turned_about(cameras.c2w)), aabb).any()):
-        remedy = wrong_axes(format)
+        remedy = COLMAP_AXES if format == "COLMAP" else OPENCV_AXES
     else:
         remedy = "choose another scene.aabb, or check that the poses are camera to world"
     raise ValueError(

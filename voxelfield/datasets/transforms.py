@@ -50,6 +50,7 @@ _INTRINSICS = {*_FOCAL_KEYS["x"], *_FOCAL_KEYS["y"], "cx", "cy", "w", "h", "came
 _OPTIONAL_PATHS = ("mask_path", "depth_file_path")
 # Relative difference of two values of one focal length that are considered equal.
 _SAME = 0.01
+_LARGEST = 1e30  # so that depths and times are finite in float32
 # COLMAP's names of two coefficients differ from OpenCV's.
 _ALIASES = {"sx1": "s1", "sy1": "s3"}
 # The coefficients that have their own keys. For fisheye624, nerfstudio has a list, because other programs name them
@@ -162,7 +163,7 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Pho
                 mask=masks.get(frame.get("mask_path") or ""),
                 time=known.number("time", None),
                 depth=known_depths.get(frame.get("depth_file_path") or ""),
-                depth_unit=known.number("depth_unit_scale_factor", 1e-3, above=0, most=FARTHEST),
+                depth_unit=known.number("depth_unit_scale_factor", 1e-3, above=0),
                 motion=_motion(known),
             )
         )
@@ -176,19 +177,15 @@ class _Entries(ChainMap[str, Any]):
         super().__init__(*holders)
         self.file = file
 
-    def number(
-        self, key: str, default: _T, *, above: float = -math.inf, most: float = math.inf, unit: str = ""
-    ) -> float | _T:
-        """Returns a finite number within bounds, the lower of which has a unit; the default if it is absent."""
+    def number(self, key: str, default: _T, *, above: float = -math.inf, unit: str = "") -> float | _T:
+        """Returns a finite number above a bound, which the message gives in a unit; the default if it is absent."""
         if self.get(key) is None:
             return default
         number = json_number(self.get(key))
-        if not math.isfinite(number):
-            raise self.refusal(key, "be a finite number")
+        if not abs(number) <= _LARGEST:
+            raise self.refusal(key, "be a finite number" if math.isnan(number) else f"be a number up to {_LARGEST:g}")
         if number <= above:
             raise self.refusal(key, f"be above {above:g}{unit}")
-        if number > most:
-            raise self.refusal(key, f"be at most {most:g}{unit}")
         return number
 
     def numbers(self, key: str, count: int) -> list[float]:
@@ -242,11 +239,9 @@ def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
             path = frame.get(key)
             if not (isinstance(path, str) and path) and (key == "file_path" or path is not None):
                 raise ValueError(f"{file}: '{key}' of frame {index} must be a path, {_found(frame, key)}")
-    # Some files list each image for every one of its objects, or were joined with themselves.
     different = list({json.dumps(frame, sort_keys=True): frame for frame in frames}.values())
-    if len(different) < len(frames):
-        count = len(frames) - len(different)
-        logger.warning("%s: %d of %d frames are repetitions, which are left out", file, count, len(frames))
+    if repeated := len(frames) - len(different):
+        logger.warning("%s: %d of %d frames are repetitions, which are left out", file, repeated, len(frames))
     return different
 
 

@@ -195,9 +195,8 @@ def _begin(
         logger.warning("%s holds an earlier run (%s), which this one will partly overwrite", run_directory, found)
     scene, warp = load()
     evaluated, split = evaluated_split(scene)
-    sides = split.cameras.all_sizes().amin(dim=1)
-    if int(sides.min()) < WINDOW:
-        small = int(sides.argmin())
+    small = int(split.cameras.all_sizes().amin(dim=1).argmin())
+    if min(split.cameras.size(small)) < WINDOW:
         raise ValueError(
             f"{split.source_of(small)}: images that are evaluated must be at least {WINDOW}x{WINDOW} pixels, the "
             f"window of SSIM, got {'x'.join(map(str, split.cameras.size(small)))}: load them larger, or leave them out"
