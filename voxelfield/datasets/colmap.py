@@ -48,7 +48,6 @@ _LAYOUTS = (
 )
 
 _POSE = 7 * 8  # bytes of a quaternion and a translation, of doubles
-_FROM_UNIT = 0.01  # of the length of a quaternion
 _SENSOR = 4 + 4  # of its type and its number
 
 
@@ -216,9 +215,9 @@ def _photo(source: Path, path: Path, mask: Path | None, image: Any, camera: Any)
     w2c = torch.eye(4, dtype=torch.float64)
     w2c[:3] = torch.from_numpy(np.array(image.cam_from_world().matrix()))
     name = f"{source}: pose of {image.name}"
-    # A short one would become the identity, and a long one no rotation.
+    # A short one becomes the identity, or nearly. Longer ones give no rotation, which load_capture refuses.
     quaternion = image.cam_from_world().rotation.quat
-    if abs(np.linalg.norm(quaternion) - 1) > _FROM_UNIT:
+    if np.linalg.norm(quaternion) < 0.5:
         raise ValueError(f"{name} must have a unit quaternion, got {quaternion.tolist()}")
     c2w = turned_about(torch.linalg.inv(w2c))
     size = width, height = camera.width, camera.height
