@@ -29,11 +29,13 @@ from voxelfield.captures.checks import (
     few_views,
     mixed_orientation,
     odd_field_of_view,
+    odd_lens,
     sky_beyond_boxes,
     transparent_images,
 )
 from voxelfield.datasets.measures import BLURRED
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.paths import orbit
 
 COUNT = 24
@@ -136,6 +138,25 @@ def test_cameras_that_look_away_from_one_another(good):
     assert doubtful_poses(replace(good, c2w=pose)) is None, "side by side they look neither way"
 
 
+def test_the_axes_of_a_colmap_model_are_not_advised_to_be_negated(good):
+    model = replace(good, format="COLMAP")
+    away = replace(model, c2w=turned(good.c2w, -1, 1, -1))
+    assert doubtful_poses(away) is None, "cameras in a corridor may look away from one another"
+    opencv = replace(model, c2w=turned(good.c2w, 1, -1, -1))
+    found = box_out_of_sight(opencv)
+    assert "those of a COLMAP model are OpenCV's: write the model again" in found.message
+    for wrong in (good.c2w, opencv.c2w):
+        told = doubtful_poses(replace(model, c2w=torch.linalg.inv(wrong))).message
+        assert told == "the matrices seem to be world to camera, but must be camera to world: invert each"
+
+
+def test_images_of_other_times_are_no_duplicates(good):
+    twins = spoilt(spoilt(good, "fingerprints", 20, good.fingerprints[3]), "c2w", 20, good.c2w[3])
+    assert duplicate_poses(twins).views == duplicate_images(twins).views == (3, 20)
+    dynamic = replace(twins, times=torch.arange(COUNT))
+    assert duplicate_poses(dynamic) is duplicate_images(dynamic) is None
+
+
 def test_matrices_that_are_world_to_camera(good):
     found = doubtful_poses(replace(good, c2w=torch.linalg.inv(good.c2w)))
     assert found.message == "the matrices seem to be world to camera, but must be camera to world: invert each"
@@ -173,7 +194,8 @@ def test_boxes_that_are_much_larger_or_smaller_than_the_cameras_distance(good, f
 def test_portrait_images_among_landscape_ones(good):
     found = mixed_orientation(spoilt(spoilt(good, "sizes", 2, (80, 120)), "sizes", 9, (80, 120)))
     assert found.views == (2, 9)
-    assert found.message.startswith("view_2, view_9 are portrait among 22 that are not: if")
+    assert found.message.startswith("view_2, view_9 are portrait among 22 that are not: fine if")
+    assert "rotate the files" not in found.message
     assert mixed_orientation(replace(good, sizes=((80, 120),) * COUNT)) is None
     assert mixed_orientation(spoilt(good, "sizes", 2, (80, 80))) is None
 
@@ -200,6 +222,22 @@ def test_focal_lengths_that_are_hardly_those_of_a_camera(good, focal):
     assert found.views == (4,)
     assert found.message.startswith("view_4 has less than 2 or more than 150 degrees")
     assert f"{focal:.4g} pixels" in found.message
+
+
+@pytest.mark.parametrize(("ratio", "k1", "model"), [(943 / 320, 0.0, "perspective"), (1.0, 1.09, "perspective")])
+def test_calibrations_that_failed(good, ratio, k1, model):
+    def of(ratio: float, k1: float, model: str) -> Capture:
+        intrinsics = good.intrinsics.clone()
+        intrinsics[3, 1] *= ratio
+        terms = torch.zeros(COUNT, 8 if model == "rational" else 6)
+        terms[3, 0] = k1
+        return replace(good, intrinsics=intrinsics, lens=Lens(model, terms))
+
+    found = odd_lens(of(ratio, k1, model))
+    assert found.views == (3,)
+    assert f"the first fx 100, fy {100 * ratio:.4g} and k1 {k1:.3g}: find the poses again" in found.message
+    assert odd_lens(of(1.33, -0.3, model)) is None, "pixels of some videos, and the lens of an action camera"
+    assert odd_lens(of(1.0, 9.0, "rational")) is None
 
 
 def test_blurred_images(good):

@@ -109,6 +109,24 @@ def test_cameras_are_named_with_their_shutters(folder, tmp_path, caplog):
     assert shutter in page
 
 
+def test_masks_times_and_made_points_are_told(folder):
+    content = json.loads((folder / "transforms.json").read_text())
+    (folder / "masks").mkdir()
+    Image.fromarray(np.repeat(np.array([[0], [255]], np.uint8), 36, axis=0).repeat(96, axis=1)).save(
+        folder / "masks" / "half.png"
+    )
+    for index, frame in enumerate(content["frames"]):
+        frame |= {"time": index // 2} | ({"mask_path": "masks/half.png"} if index < 12 else {})
+    (folder / "transforms.json").write_text(json.dumps(content))
+    capture = read_capture(folder)
+    rows = dict(measures(capture))
+    assert rows["masks"] == "25 % of all pixels are left out, in 12 of 24 images"
+    assert rows["times"] == "0 to 11, median 5, 12 different"
+    made = dict(measures(dataclasses.replace(capture, format="LLFF", points=torch.zeros(3, 3).double())))
+    assert "points between the stated depths" in made
+    assert "sparse points" not in made
+
+
 def test_warnings_of_the_loader_are_on_the_page(folder, tmp_path, caplog):
     picture = folder / "images" / "view_05.png"
     image = Image.open(picture).convert("RGBA")

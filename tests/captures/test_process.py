@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -300,6 +301,15 @@ def test_links_to_photographs_in_the_scene_count_as_the_photographs(photographs,
         assert main(["process", str(tmp_path / source), "-o", str(tmp_path / folder), "--overwrite"]) == 2
         assert reason in caplog.messages[-1]
     assert len(photographs_in(tmp_path / "scene" / "images")) == 8
+
+
+def test_a_name_that_is_not_utf_8_is_refused(photographs, tmp_path):
+    pytest.importorskip("pycolmap")
+    source = tmp_path / "source"
+    shutil.copytree(photographs, source)
+    (source / "view_00.png").rename(source / os.fsdecode(b"caf\xe9.png"))
+    with pytest.raises(ValueError, match=r"source: names of photographs must be UTF-8, got caf\\xe9\.png: rename it"):
+        process(source, tmp_path / "scene")
 
 
 def test_a_missing_pycolmap_is_named(photographs, tmp_path, monkeypatch, caplog):

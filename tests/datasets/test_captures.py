@@ -714,6 +714,18 @@ BAD = {
     "pose of another shape": in_json(
         lambda c: c["frames"][0].update(transform_matrix=[[1]]), "must be a 4x4 matrix of numbers"
     ),
+    "time beyond float32": in_json(
+        lambda c: [frame.update(time=1e300) for frame in c["frames"]],
+        "'time' must be a number up to 1e[+]30, got 1e[+]300",
+    ),
+    "huge unit of depths": in_json(
+        lambda c: c.update(depth_unit_scale_factor=1e38),
+        "'depth_unit_scale_factor' must be a number up to 1e[+]30, got 1e[+]38",
+    ),
+    "name that ends in a line break": in_json(
+        lambda c: c["frames"][3].update(file_path="images/view_03.png\n"),
+        r"'file_path' must be a valid file path, got 'images/view_03.png\\n'",
+    ),
     "scaled pose": in_json(
         lambda c: c["frames"][0].update(transform_matrix=(2 * np.eye(4)).tolist()),
         "must be a rotation with a translation, with orthonormal axes",
@@ -1029,6 +1041,47 @@ def test_poses_within_a_thousandth_of_orthonormal_are_read(tmp_path, split):
         lambda c: c["frames"][3].update(transform_matrix=(scale * c["frames"][3]["transform_matrix"]).tolist()),
     )
     assert len(voxelfield.load_scene(tmp_path / "mine", holdout=0).train) == len(split)
+
+
+def test_rotations_that_one_factor_scales_are_divided_by_it(tmp_path, split, caplog):
+    write_nerfstudio(tmp_path / "mine", split)
+    wanted = voxelfield.load_scene(tmp_path / "mine", holdout=0).train.cameras.c2w
+
+    def scale(content: dict) -> None:
+        for frame in content["frames"]:
+            scaled = np.array(frame["transform_matrix"])
+            scaled[:3, :3] *= 0.21
+            frame["transform_matrix"] = scaled.tolist()
+
+    spoil_json(tmp_path / "mine", scale)
+    found = voxelfield.load_scene(tmp_path / "mine", holdout=0).train.cameras.c2w
+    assert torch.allclose(found, wanted, atol=1e-6)
+    (record,) = caplog.records
+    assert "all rotations are scaled by 0.21 and are divided by it" in record.getMessage()
+
+
+def test_test_views_that_are_training_views_are_left_out(tmp_path, split, caplog):
+    write_nerfstudio(tmp_path / "mine", split)
+    names = [f"images/{name}.png" for name in split.names]
+    spoil_json(tmp_path / "mine", lambda c: c.update(train_filenames=names[2:], test_filenames=names[:2]))
+    images = tmp_path / "mine" / "images"
+    (images / f"{split.names[1]}.png").write_bytes((images / f"{split.names[4]}.png").read_bytes())
+    for splits in (None, ["test"]):
+        caplog.clear()
+        assert voxelfield.load_scene(tmp_path / "mine", splits=splits).test.names == split.names[:1]
+        (told,) = (message for message in caplog.messages if "byte for byte" in message)
+        assert "1 of 2 test views are byte for byte training views" in told
+        assert f"the first {split.names[1]}.png like {split.names[4]}.png: they are left out" in told
+    spoil_json(tmp_path / "mine", lambda c: [frame.update(time=index) for index, frame in enumerate(c["frames"])])
+    assert len(voxelfield.load_scene(tmp_path / "mine").test) == 2, "nothing moved between two times"
+
+
+def test_frames_that_are_repeated_are_read_once(tmp_path, split, caplog):
+    write_nerfstudio(tmp_path / "mine", split)
+    spoil_json(tmp_path / "mine", lambda c: c.update(frames=c["frames"] + 1000 * c["frames"][:1]))
+    assert voxelfield.load_scene(tmp_path / "mine", holdout=0).train.names == split.names
+    (record,) = caplog.records
+    assert f"1000 of {1000 + len(split)} frames are repetitions, which are left out" in record.getMessage()
 
 
 def test_a_huge_image_is_refused_before_its_pixels_are_read(tmp_path, split, monkeypatch):

@@ -97,7 +97,21 @@ def test_the_box_is_that_of_crops_of_spheres():
 def test_images_that_show_parts_of_the_object_cut_nothing():
     split = ball_split(around(40), focal=300.0)
     assert not any(Silhouette.of(image[..., 3]).whole for image in split.images)
-    assert_fits(box_of(split), slack=8)
+    assert_fits(box_of(split), slack=1.3)
+
+
+def test_images_of_details_cut_nothing_from_an_object_that_others_show_whole():
+    split = ball_split(around(40))
+    details = ball_split(around(60, target=CENTRE + torch.tensor([0.0, 0.0, 0.5])), focal=500.0)
+    views = [
+        (Silhouette.of(image[..., 3]), each.cameras[[index]])
+        for each in (split, details)
+        for index, image in enumerate(each.images)
+    ]
+    cameras = Cameras(
+        *(torch.cat([getattr(each, name) for _, each in views]) for name in ("c2w", "intrinsics")), 80, 60
+    )
+    assert_fits(box_of_silhouettes([silhouette for silhouette, _ in views], cameras), slack=0.6)
 
 
 def test_masks_with_holes_and_a_few_wrong_poses_cut_nothing():

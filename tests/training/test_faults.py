@@ -95,6 +95,13 @@ def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
 # ------------------------------------------------------------------------------------------------------ full disks
 
 
+def test_images_below_the_window_of_ssim_are_refused_before_training(tmp_path):
+    settings = preset(*TINY, "trainer.image_size=10", device="cpu", name="train_cpu")
+    with pytest.raises(ValueError, match=r"r_0.png: images .* must be at least 11x11 pixels, .* SSIM, got 10x10"):
+        train_as_configured(settings, tmp_path / "run", ROOT)
+    assert not list((tmp_path / "run").glob("checkpoint*"))
+
+
 def test_training_goes_on_where_a_checkpoint_cannot_be_written(make_session, monkeypatch, caplog):
     session = make_session()
     fail_at(monkeypatch, 8)

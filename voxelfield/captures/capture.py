@@ -53,6 +53,8 @@ class Capture:
         lens: Their lenses; None for pinholes.
         motion: (N, 2) float64, how far each camera turns, in radians, and moves, in world units, while the rows of its
             image are exposed one after another; None if none does.
+        times: (N,) times of the images; None if unknown.
+        masked: N shares of the images' pixels that masks leave out; none without masks.
     """
 
     name: str
@@ -73,6 +75,8 @@ class Capture:
     sky: float = 0.0
     lens: Lens | None = None
     motion: Tensor | None = None
+    times: Tensor | None = None
+    masked: tuple[float, ...] = ()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -116,6 +120,8 @@ def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, mo
     lenses = [split.cameras.lens or Lens("pinhole", torch.zeros(len(split), 0)) for split in splits]
     # The middle row has the pose, so that the motion of all rows is twice the largest one.
     motion = 2 * torch.cat([split.cameras.largest_motion() for split in splits]).double()
+    masks = [split.mask(index) for _, split, index in views]
+    any_mask, has_times = any(mask is not None for mask in masks), all("time" in split.extras for split in splits)
     return Capture(
         name=printable(scene.name),
         format=scene.format,
@@ -134,6 +140,8 @@ def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, mo
         beyond_box=tuple(_share_beyond(split, index, scene.aabb) if warp is None else 0.0 for _, split, index in views),
         lens=join_lenses(lenses),
         motion=motion if bool(motion.any()) else None,
+        times=torch.cat([split.extras["time"] for split in splits]) if has_times else None,
+        masked=tuple(0.0 if mask is None else 1 - float(mask.double().mean()) for mask in masks) if any_mask else (),
         sky=0.0 if warp is None or warp.is_forward_facing else sky_share(scene.train),
     )
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from voxelfield.captures.capture import Capture
 from voxelfield.datasets.measures import BLURRED, ENOUGH_SKY
-from voxelfield.datasets.poses import OPENCV_AXES, likely_mistake, turned_about
+from voxelfield.datasets.poses import COLMAP_AXES, OPENCV_AXES, likely_mistake, turned_about
 from voxelfield.rendering.cameras import Cameras, sees_box, viewing_poses
 from voxelfield.warps.choice import stray_cameras
 
@@ -23,6 +23,7 @@ SCALES = (1e-4, 1e4)
 # Half the diagonal of a box over the median distance of the cameras from its centre, beyond which one is wrong.
 BOX_RATIOS = (0.05, 20.0)
 FIELDS_OF_VIEW = (2.0, 150.0)  # degrees, beyond which a focal length is implausible
+OBLONG, DISTORTED = 1.5, 0.8  # ratio of two focal lengths, and |k1|, beyond which a calibration is implausible
 BEYOND_BOX = 0.01  # share of the opaque pixels that may show something outside of the box at which a scene ends
 SAME_GREY = 3.0  # grey levels by which no pixel of two fingerprints differs if two images are the same
 _SAME_POSITION = 1e-5  # of the extent of all cameras
@@ -58,7 +59,7 @@ def box_out_of_sight(capture: Capture) -> Finding | None:
     if int(blind.sum()) <= len(capture) // 2:
         remedy = "choose another scene.aabb, or leave these views out"
     elif int(_sees_box(capture, turned_about(capture.c2w)).sum()) > int((~blind).sum()):
-        remedy = OPENCV_AXES
+        remedy = COLMAP_AXES if capture.format == "COLMAP" else OPENCV_AXES
     else:
         remedy = "check that poses are camera to world with OpenGL's axes (y up, looking along -z), and scene.aabb"
     return _about(capture, blind, "box out of sight", "{names} of {count} cannot see the box: " + remedy)
@@ -66,7 +67,7 @@ def box_out_of_sight(capture: Capture) -> Finding | None:
 
 def doubtful_poses(capture: Capture) -> Finding | None:
     """Warns of poses that probably have another convention; see :func:`voxelfield.datasets.poses.likely_mistake`."""
-    mistake = likely_mistake(viewing_poses(capture.c2w, capture.lens))
+    mistake = likely_mistake(viewing_poses(capture.c2w, capture.lens), capture.format)
     return None if mistake is None else Finding("doubtful poses", mistake)
 
 
@@ -147,8 +148,8 @@ def mixed_orientation(capture: Capture) -> Finding | None:
     landscape = [width > height for width, height in capture.sizes]
     fewer, word = min((portrait, "portrait"), (landscape, "landscape"), key=lambda pair: sum(pair[0]))
     message = (
-        f"{{names}} {{are}} {word} among {max(sum(portrait), sum(landscape))} that are not: if the camera was not "
-        "turned, rotate the files as the others are, or leave them out"
+        f"{{names}} {{are}} {word} among {max(sum(portrait), sum(landscape))} that are not: fine if the camera "
+        "was turned; files that were rotated after their poses were found must be rotated back, or be left out"
     )
     return _about(capture, fewer, "mixed orientation", message)
 
@@ -160,7 +161,7 @@ def cameras_rolled(capture: Capture) -> Finding | None:
     rolled = (torch.atan2(right, above).rad2deg().abs() > _ROLLED) & (torch.hypot(right, above) > _STEEP)
     message = (
         "{names} {are} upside down or sideways compared with the others: fine if the camera was held that way; "
-        "otherwise rotate the images, or leave them out"
+        "otherwise their poses are wrong: find them again, or leave these views out"
     )
     return None if int(rolled.sum()) > len(capture) // 2 else _about(capture, rolled, "rolled cameras", message)
 
@@ -180,6 +181,23 @@ def odd_field_of_view(capture: Capture) -> Finding | None:
         "the image file, and above 0"
     )
     return _about(capture, odd, "odd field of view", message)
+
+
+def odd_lens(capture: Capture) -> Finding | None:
+    """Warns of pixels far from square and of distortion that no photograph has, as failed calibrations give them."""
+    fx, fy = capture.intrinsics[:, :2].unbind(dim=-1)
+    k1 = torch.zeros(len(capture))
+    if capture.lens is not None:
+        lenses = map(capture.lens.described, range(len(capture)))
+        k1 = torch.tensor([0.0 if model == "rational" else terms.get("k1", 0.0) for model, terms in lenses])
+        fx = torch.where(capture.lens.is_sphere, fy, fx)
+    odd = (torch.maximum(fx / fy, fy / fx) > OBLONG) | (k1.abs() > DISTORTED)
+    first = int(odd.int().argmax())
+    message = (
+        f"{{names}} {{have}} implausible calibrations, the first fx {float(fx[first]):.4g}, fy {float(fy[first]):.4g} "
+        f"and k1 {float(k1[first]):.3g}: find the poses again with a simpler camera model that all images share"
+    )
+    return _about(capture, odd, "odd lens", message)
 
 
 def blurred_images(capture: Capture) -> Finding | None:
@@ -230,6 +248,7 @@ CHECKS: tuple[Callable[[Capture], Finding | None], ...] = (
     mixed_orientation,
     cameras_rolled,
     odd_field_of_view,
+    odd_lens,
     blurred_images,
     duplicate_images,
     duplicate_poses,
@@ -260,8 +279,10 @@ def _about(capture: Capture, chosen: Tensor | Sequence[bool], title: str, messag
 
 
 def _duplicates(capture: Capture, same: Callable[[int], Tensor], title: str, remedy: str) -> Finding | None:
-    """Returns a finding about pairs; ``same(index)`` returns which earlier views equal a view."""
-    pairs = [(int(found[0]), index) for index in range(1, len(capture)) if len(found := same(index).nonzero())]
+    """Returns a finding about pairs; ``same(index)`` returns which earlier views of its time equal a view."""
+    times = torch.zeros(len(capture)) if capture.times is None else capture.times
+    found = [(same(index) & (times[:index] == times[index])).nonzero() for index in range(len(capture))]
+    pairs = [(int(earlier[0]), index) for index, earlier in enumerate(found) if len(earlier)]
     if not pairs:
         return None
     names = listed([f"{capture.names[one]} and {capture.names[other]}" for one, other in pairs])

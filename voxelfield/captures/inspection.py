@@ -134,7 +134,13 @@ def measures(capture: Capture) -> list[tuple[str, str]]:
         rows.append(("up direction, mean of the images", direction))
     if len(capture.points):
         inside = ((capture.points >= low) & (capture.points <= high)).all(dim=-1).double().mean()
-        rows.append(("sparse points", f"{len(capture.points)}, of which {100 * float(inside):.0f} % in the box"))
+        name = "points between the stated depths" if capture.format == "LLFF" else "sparse points"
+        rows.append((name, f"{len(capture.points)}, of which {100 * float(inside):.0f} % in the box"))
+    if capture.masked:
+        percent, some = 100 * sum(capture.masked) / len(capture), sum(share > 0 for share in capture.masked)
+        rows.append(("masks", f"{percent:.2g} % of all pixels are left out, in {some} of {len(capture)} images"))
+    if capture.times is not None:
+        rows.append(("times", f"{_range(capture.times)}, {len(capture.times.unique())} different"))
     if any(capture.transparency):
         percent = 100 * sum(capture.transparency) / len(capture)
         some = sum(fraction > 0 for fraction in capture.transparency)
@@ -217,7 +223,7 @@ def _draw_space(axes: Any, capture: Capture, basis: Tensor, shown: Tensor) -> No
     if len(capture.points):
         chosen = torch.linspace(0, len(capture.points) - 1, min(_POINTS, len(capture.points))).long()
         points = capture.points[chosen] @ basis.T
-        axes.scatter(*points.T, s=2.5, color=_GREY, linewidths=0, alpha=0.7, zorder=1, label="sparse points")
+        axes.scatter(*points.T, s=2.5, color=_GREY, linewidths=0, alpha=0.7, zorder=1, label="points")
     corners = torch.cartesian_prod(*capture.aabb.T) @ basis.T
     axes.add_collection(LineCollection(list(corners[_EDGES].numpy()), colors=_BOX, zorder=2, label="box"))
     shown = shown @ basis.T

@@ -21,6 +21,7 @@ from voxelfield.datasets.lenses import CAMERA_MODELS
 from voxelfield.datasets.measures import sharpness
 from voxelfield.files import IMAGE_SUFFIXES, read_json_object
 from voxelfield.installed import MissingPackageError, import_optional
+from voxelfield.messages import printable
 
 logger = logging.getLogger(__name__)
 
@@ -172,6 +173,9 @@ def _photographs_of(source: Path) -> list[Path] | None:
             raise ValueError(f"the source must be a folder of photographs or a video, got the one photograph {source}")
         return None
     photographs = photographs_in(source)
+    for path in photographs:
+        if path.name != printable(path.name):
+            raise ValueError(f"{source}: names of photographs must be UTF-8, got {printable(path.name)}: rename it")
     masks = sorted({*image_files(source, masks=True)} - {*image_files(source)})
     if masks:
         logger.warning("%s: %d masks are not used, the first is %s", source, len(masks), masks[0].name)

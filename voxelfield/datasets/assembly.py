@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from torch import Tensor
 from voxelfield.datasets.images import CUT_OUT, image_files, in_threads, read_opacity
 from voxelfield.datasets.measures import transparency
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.photos import Photo, cameras_of, check_poses_of, present_photos, read_split
+from voxelfield.datasets.photos import Photo, cameras_of, checked_poses, present_photos, read_split
 from voxelfield.datasets.poses import OPENCV_AXES, inverted, turned_about
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.datasets.silhouettes import Silhouette, box_of_silhouettes
@@ -65,8 +66,7 @@ def load_capture(
         FileNotFoundError: Images are missing.
         ValueError: There is no such split, an image is not as it must be, or as for :func:`assemble`.
     """
-    check_poses_of(source, photos)
-    there = present_photos(folder, source, photos, options.missing_images or "skip")
+    there = present_photos(folder, source, checked_poses(source, photos), options.missing_images or "skip")
     known = {path for photo in photos for path in (photo.path, photo.mask, photo.alpha, photo.depth, photo.shrunk)}
     folders = {photo.path.parent for photo in there} if images is None else {images}
     patterns = {each: "*" if each == folder else "**/*" for each in folders}
@@ -118,6 +118,7 @@ def choose_splits(
                 f"{source}: there must be at least two photographs if one is held out for the test, got {count}: set "
                 "data.holdout=0, or add photographs"
             )
+    splits |= {name: _without_copies(source, name, splits[name], splits["train"]) for name in SPLITS[1:]}
     there = [name for name, photos in splits.items() if photos]
     if options.splits is None:
         return {name: splits[name] for name in there}
@@ -134,6 +135,30 @@ def choose_splits(
         else:
             raise ValueError(f"splits must be among those of {source} ({', '.join(there)}), got {name}")
     return chosen
+
+
+def _without_copies(source: Path, name: str, photos: Sequence[Photo], train: Sequence[Photo]) -> Sequence[Photo]:
+    """Returns the photographs of a split but those whose files equal training views of their time, with a warning."""
+
+    def key(photo: Photo) -> tuple[int, float | None]:
+        return photo.path.stat().st_size if photo.path.is_file() else -1, photo.time
+
+    by_key: dict[tuple[int, float | None], list[Path]] = {}
+    for photo in train if photos else ():
+        by_key.setdefault(key(photo), []).append(photo.path)
+    copies: dict[Photo, Path] = {}
+    for photo in photos:
+        paths = by_key.get(key(photo), ()) if photo.path.is_file() else ()
+        same = next((path for path in paths if filecmp.cmp(path, photo.path, shallow=False)), None)
+        copies |= {} if same is None else {photo: same}
+    others = [photo for photo in photos if photo not in copies]
+    for first, path in list(copies.items())[:1]:
+        done = "they are left out" if others else "they stay, as there are no others"
+        logger.warning(
+            "%s: %d of %d %s views are byte for byte training views, the first %s like %s: %s",
+            *(source, len(copies), len(photos), name, first.path.name, path.name, done),
+        )
+    return others or photos
 
 
 def scene_of_photos(
@@ -247,10 +272,11 @@ def _box_of_object(source: Path, splits: Mapping[str, Split], photos: Sequence[P
     if box is not None:
         return box
     if len(found) >= _FEWEST_SILHOUETTES and 2 * sum(silhouette.whole for silhouette in found) > len(found):
-        mistake = inverted(cameras.c2w)
+        axes = photos[0].wrong_axes if photos else OPENCV_AXES
+        mistake = inverted(cameras.c2w, axes != OPENCV_AXES)
         turned = replace(cameras, c2w=turned_about(cameras.c2w))
         if mistake is None and box_of_silhouettes(found, turned) is not None:
-            mistake = OPENCV_AXES
+            mistake = axes
         if mistake is not None:
             raise ValueError(f"{source}: silhouettes must agree on where the object is, got none that do: {mistake}")
     logger.warning(

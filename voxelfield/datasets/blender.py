@@ -14,7 +14,7 @@ from typing import Literal
 
 from voxelfield.datasets.assembly import SPLITS, choose_splits, scene_of_photos
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.photos import Photo, check_poses_of, present_photos
+from voxelfield.datasets.photos import Photo, checked_poses, present_photos
 from voxelfield.datasets.registry import Format, contains
 from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.transforms import read_transforms
@@ -56,7 +56,7 @@ def _read_photos(folder: Path, name: str, missing_images: Literal["error", "skip
     file = _split_file(folder, name)
     photos, _ = read_transforms(file, may_be_empty=name != "train")
     if photos:
-        check_poses_of(file, photos)
+        photos = checked_poses(file, photos)
     if missing_images == "skip" and name != "train" and not any(photo.path.is_file() for photo in photos):
         if photos:
             logger.warning("%s: all %d images are missing; the split is left out", file, len(photos))

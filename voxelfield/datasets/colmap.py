@@ -23,7 +23,7 @@ from voxelfield.datasets.image_paths import mask_path
 from voxelfield.datasets.lenses import CAMERA_MODELS, photo_lens
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, scaled, with_shrunk_images
-from voxelfield.datasets.poses import FARTHEST, turned_about
+from voxelfield.datasets.poses import COLMAP_AXES, FARTHEST, turned_about
 from voxelfield.datasets.registry import Format
 from voxelfield.datasets.scene import Scene
 from voxelfield.foundation.errors import shown
@@ -184,7 +184,8 @@ def _name(source: Path, image: Any) -> str:
         name = str(image.name)
     except UnicodeDecodeError as error:
         raise ValueError(f"{source}: names of images must be UTF-8, got {error.object!r}") from error
-    if not Path(name).name or Path(name).is_absolute() or ".." in name.replace("\\", "/").split("/"):
+    leaves = Path(name).is_absolute() or ".." in name.replace("\\", "/").split("/")
+    if not Path(name).name or leaves or "\n" in name:
         raise ValueError(f"{source}: names of images must be files inside the folder images, got {shown(name)}")
     return name
 
@@ -206,9 +207,10 @@ def _photo(source: Path, path: Path, mask: Path | None, image: Any, camera: Any)
     w2c = torch.eye(4, dtype=torch.float64)
     w2c[:3] = torch.from_numpy(np.array(image.cam_from_world().matrix()))
     name = f"{source}: pose of {image.name}"
-    # It would become the identity. Others that are not of unit length give no rotation, which load_capture refuses.
-    if not np.any(image.cam_from_world().rotation.quat):
-        raise ValueError(f"{name} must have a unit quaternion, got zeros")
+    # A short one becomes the identity, or nearly. Longer ones give no rotation, which load_capture refuses.
+    quaternion = image.cam_from_world().rotation.quat
+    if np.linalg.norm(quaternion) < 0.5:
+        raise ValueError(f"{name} must have a unit quaternion, got {quaternion.tolist()}")
     c2w = turned_about(torch.linalg.inv(w2c))
     size = width, height = camera.width, camera.height
     if model == "equirectangular":
@@ -216,7 +218,7 @@ def _photo(source: Path, path: Path, mask: Path | None, image: Any, camera: Any)
         intrinsics = (width / (2 * math.pi), height / math.pi, width / 2, height / 2)
     else:
         intrinsics = (camera.focal_length_x, camera.focal_length_y, camera.principal_point_x, camera.principal_point_y)
-    return Photo(path, c2w, scaled(intrinsics, size), lens, mask=mask, pose_name=name)
+    return Photo(path, c2w, scaled(intrinsics, size), lens, mask=mask, pose_name=name, wrong_axes=COLMAP_AXES)
 
 
 def _with_observations(source: Path, photos: list[Photo], posed: list[Any], model: Any) -> list[Photo]:

@@ -73,7 +73,7 @@ def _inside(file: Path, name: str, key: str) -> str:
     inside = os.path.relpath(os.path.join(folder, name), folder)  # noqa: PTH118
     encoded = os.path.join(folder, inside).encode(errors="surrogatepass")  # noqa: PTH118
     longest = max(map(len, encoded.split(os.sep.encode())))
-    if longest > _LONGEST_NAME or len(encoded) > _LONGEST_PATH or b"\0" in encoded:
+    if longest > _LONGEST_NAME or len(encoded) > _LONGEST_PATH or re.search(rb"[\0\r\n]", encoded):
         raise ValueError(f"{file}: '{key}' must be a valid file path, got {shown(name)}")
     return inside
 

@@ -25,7 +25,7 @@ from voxelfield.datasets.images import (
     read_masks,
 )
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.poses import check_poses
+from voxelfield.datasets.poses import OPENCV_AXES, check_poses, scale_of
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens, join_lenses
@@ -64,6 +64,7 @@ class Photo:
         pose_name: Name of the pose in messages, with the file that states it; None if the path is enough.
         motion: (6,) float64, how the camera turns, a rotation vector in radians, and moves, world units, in its own
             frame while all rows of the image are exposed, the middle one with the pose ``c2w``; None: it stands still.
+        wrong_axes: The remedy, for messages, if the pose has the axes of OpenCV where those of OpenGL belong.
     """
 
     path: Path
@@ -80,12 +81,20 @@ class Photo:
     observed: Tensor | None = None
     pose_name: str | None = None
     motion: Tensor | None = None
+    wrong_axes: str = OPENCV_AXES
 
 
-def check_poses_of(source: Path, photos: Sequence[Photo]) -> None:
-    """Refuses poses as :func:`check_poses` does, by their names or else by ``source`` and the images' paths."""
+def checked_poses(source: Path, photos: Sequence[Photo]) -> list[Photo]:
+    """Returns photographs with rotations divided by the factor that scales all of them, with a warning, if one does.
+
+    Refuses other poses as :func:`check_poses` does, by their names or else by ``source`` and the images' paths.
+    """
     poses = torch.stack([photo.c2w for photo in photos])
+    if (factor := scale_of(poses)) != 1:
+        logger.warning("%s: all rotations are scaled by %.4g and are divided by it; positions stay", source, factor)
+        poses[:, :3, :3] /= factor
     check_poses(lambda index: photos[index].pose_name or f"{source}: pose of {photos[index].path}", poses)
+    return [replace(photo, c2w=pose) for photo, pose in zip(photos, poses, strict=True)]
 
 
 def present_photos(

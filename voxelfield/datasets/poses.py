@@ -30,6 +30,9 @@ OPENCV_AXES = (
 )
 """Remedy for poses with OpenCV's axes."""
 
+COLMAP_AXES = "the poses seem to have OpenGL's axes, but those of a COLMAP model are OpenCV's: write the model again"
+"""The same for COLMAP models, whose axes are fixed."""
+
 _INVERTED = "the matrices seem to be world to camera, but must be camera to world: invert each"
 
 
@@ -57,6 +60,14 @@ def check_poses(name: Callable[[int], str], c2w: Tensor) -> None:
             raise ValueError(f"{name(bad)} must {wanted}, got {c2w[bad].tolist()}")
 
 
+def scale_of(c2w: Tensor) -> float:
+    """Returns the factor that scales the rotations of all poses (N, 4, 4) alike; 1 if none does, or hardly."""
+    lengths = c2w[:, :3, :3].norm(dim=-2)
+    factor = float(lengths.median())
+    alike = 1 / FARTHEST < factor < FARTHEST and bool(((lengths / factor - 1).abs() <= _FROM_ORTHONORMAL).all())
+    return factor if alike and abs(factor**2 - 1) > _FROM_ORTHONORMAL else 1.0
+
+
 def turned_about(c2w: Tensor) -> Tensor:
     """Returns poses (N, 4, 4) with OpenCV's axes as poses with OpenGL's, and the other way round."""
     turned = c2w.clone()
@@ -64,14 +75,14 @@ def turned_about(c2w: Tensor) -> Tensor:
     return turned
 
 
-def likely_mistake(c2w: Tensor) -> str | None:
+def likely_mistake(c2w: Tensor, format: str = "") -> str | None:
     """Returns the probable mistake in all poses (N, 4, 4) of a capture, with its remedy; None if they look right.
 
-    Cameras that look away from one another may stand in a room, or have OpenCV's axes. Of fewer than three, nothing is
-    recognised.
+    Cameras that look away from one another may stand in a room, or have OpenCV's axes; those of the ``format`` COLMAP
+    have its axes. Of fewer than three, nothing is recognised.
     """
-    mistake = inverted(c2w)
-    if mistake is not None or len(c2w) < 3:
+    mistake = inverted(c2w, format == "COLMAP")
+    if mistake is not None or len(c2w) < 3 or format == "COLMAP":
         return mistake
     origins = c2w[:, :3, 3]
     towards = F.normalize(origins.mean(dim=0) - origins, dim=-1)
@@ -80,7 +91,7 @@ def likely_mistake(c2w: Tensor) -> str | None:
     return f"most cameras look away from one another; unless they stood in a room, {OPENCV_AXES}"
 
 
-def inverted(c2w: Tensor) -> str | None:
+def inverted(c2w: Tensor, axes_are_known: bool = False) -> str | None:
     """Returns the remedy if matrices (N, 4, 4) are probably world to camera, otherwise None.
 
     They are if their inverses are poses of cameras that stand upright around a subject, and they themselves are not.
@@ -88,7 +99,7 @@ def inverted(c2w: Tensor) -> str | None:
     if len(c2w) < 3 or _surround(c2w.double(), _UNLIKE):
         return None
     inverse = torch.linalg.inv(c2w.double())
-    if _surround(inverse):
+    if _surround(inverse) or (axes_are_known and _surround(turned_about(inverse))):
         return _INVERTED
     if _surround(turned_about(inverse)):
         return f"{_INVERTED}, then negate the second and the third column, because they have OpenCV's axes"
@@ -107,12 +118,12 @@ def _surround(c2w: Tensor, least: float | None = None) -> bool:
     return float(inward) >= _INWARD and float(upright) >= _UPRIGHT and float(looks.mean(dim=0).norm()) <= _ALIKE
 
 
-def check_cameras_see(cameras: Cameras, aabb: Tensor) -> None:
+def check_cameras_see(cameras: Cameras, aabb: Tensor, format: str = "") -> None:
     """Raises ValueError, with the likely cause, if no training image shows any part of a box (2, 3), world units."""
     if bool(sees_box(cameras, aabb).any()):
         return
     if bool(sees_box(replace(cameras, c2w=turned_about(cameras.c2w)), aabb).any()):
-        remedy = OPENCV_AXES
+        remedy = COLMAP_AXES if format == "COLMAP" else OPENCV_AXES
     else:
         remedy = "choose another scene.aabb, or check that the poses are camera to world"
     raise ValueError(

@@ -21,6 +21,10 @@ _MAY_CONTRADICT = 0.2
 # aim at the object, also where none shows all of it.
 _FEWEST_VIEWS = 2
 _LEAST_SEEN = 0.05
+# Silhouettes that the border cuts contradict nothing outside of their images. Without others, cells must be near one
+# that this share of the images shows, compared with the best seen cell: at most so many cells away.
+_OFTEN_SEEN = 0.5
+_NEAR = 3
 # Cells along each axis that are looked at; blocks of pixels along the longer side of a silhouette.
 _CELLS = 24
 _BLOCKS = 256
@@ -71,7 +75,8 @@ def box_of_silhouettes(silhouettes: Sequence[Silhouette], cameras: Cameras) -> T
     A lattice of cells is projected into the images. An image contradicts a cell that appears in its transparent part,
     and one outside of the image if the silhouette does not touch the border. Cells that more than a fifth of the images
     contradict are dropped, so that neither masks with holes nor a few wrong poses cut the object, and so are cells that
-    hardly any image shows. The box around the others is divided into cells again, until it does not shrink further.
+    hardly any image shows or, if most silhouettes touch the border, far fewer than others. The box around the remaining
+    ones is divided into cells again, until it does not shrink further.
 
     The cameras have the size of the images that the silhouettes are of. The box is (2, 3) float64, world units; it is
     None if cameras do not look at a common point, or if the images contradict one another wherever the object may be.
@@ -111,7 +116,10 @@ def _possible_cells(box: Tensor, silhouettes: Sequence[Silhouette], cameras: Cam
         contradicted += against
     possible = contradicted <= _MAY_CONTRADICT * len(silhouettes)
     best = int(torch.where(possible, seen, 0).max())
-    return possible & (seen >= max(min(_FEWEST_VIEWS, len(silhouettes)), _LEAST_SEEN * best))
+    possible &= seen >= max(min(_FEWEST_VIEWS, len(silhouettes)), _LEAST_SEEN * best)
+    whole = sum(silhouette.whole for silhouette in silhouettes) / len(silhouettes)
+    often = possible & (seen >= (_OFTEN_SEEN - whole) * best)
+    return possible & (F.max_pool3d(often[None].float(), 2 * _NEAR + 1, 1, _NEAR)[0] > 0)
 
 
 def _compare(

@@ -15,6 +15,7 @@ data/README.md describes the keys of panoramas (EQUIRECTANGULAR), rolling shutte
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
@@ -49,6 +50,7 @@ _INTRINSICS = {*_FOCAL_KEYS["x"], *_FOCAL_KEYS["y"], "cx", "cy", "w", "h", "came
 _OPTIONAL_PATHS = ("mask_path", "depth_file_path")
 # Relative difference of two values of one focal length that are considered equal.
 _SAME = 0.01
+_LARGEST = 1e30  # so that depths and times are finite in float32
 # COLMAP's names of two coefficients differ from OpenCV's.
 _ALIASES = {"sx1": "s1", "sy1": "s3"}
 # The coefficients that have their own keys. For fisheye624, nerfstudio has a list, because other programs name them
@@ -180,8 +182,8 @@ class _Entries(ChainMap[str, Any]):
         if self.get(key) is None:
             return default
         number = json_number(self.get(key))
-        if not math.isfinite(number):
-            raise self.refusal(key, "be a finite number")
+        if not abs(number) <= _LARGEST:
+            raise self.refusal(key, "be a finite number" if math.isnan(number) else f"be a number up to {_LARGEST:g}")
         if number <= above:
             raise self.refusal(key, f"be above {above:g}{unit}")
         return number
@@ -237,7 +239,10 @@ def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
             path = frame.get(key)
             if not (isinstance(path, str) and path) and (key == "file_path" or path is not None):
                 raise ValueError(f"{file}: '{key}' of frame {index} must be a path, {_found(frame, key)}")
-    return frames
+    different = list({json.dumps(frame, sort_keys=True): frame for frame in frames}.values())
+    if repeated := len(frames) - len(different):
+        logger.warning("%s: %d of %d frames are repetitions, which are left out", file, repeated, len(frames))
+    return different
 
 
 def _pose(file: Path, frame: Mapping[str, Any]) -> Tensor:
@@ -362,7 +367,8 @@ def _lens(known: _Entries) -> Lens | None:
     fisheye = known.get("is_fisheye")
     if not (fisheye is None or isinstance(fisheye, bool)):
         raise known.refusal("is_fisheye", "be true or false")
-    name = known.get("camera_model", "OPENCV_FISHEYE" if fisheye else "OPENCV")
+    name = known.get("camera_model")
+    name = ("OPENCV_FISHEYE" if fisheye else "OPENCV") if name is None else name
     models = CAMERA_MODELS | {"FISHEYE624": CAMERA_MODELS["RAD_TAN_THIN_PRISM_FISHEYE"]}
     if not isinstance(name, str) or name not in models:
         raise known.refusal("camera_model", f"be one of {', '.join(models)}", "undistort the images first")

@@ -194,8 +194,14 @@ def _begin(
         found = ", ".join(earlier)
         logger.warning("%s holds an earlier run (%s), which this one will partly overwrite", run_directory, found)
     scene, warp = load()
+    evaluated, split = evaluated_split(scene)
+    small = int(split.cameras.all_sizes().amin(dim=1).argmin())
+    if min(split.cameras.size(small)) < WINDOW:
+        raise ValueError(
+            f"{split.source_of(small)}: images that are evaluated must be at least {WINDOW}x{WINDOW} pixels, the "
+            f"window of SSIM, got {'x'.join(map(str, split.cameras.size(small)))}: load them larger, or leave them out"
+        )
     if settings.trainer.evaluation.save_images:
-        evaluated, split = evaluated_split(scene)
         check_pictures("hydra.run.dir", run_directory / evaluated, split.names)
     timing.end("load")
     on_step = None if viewer is None else viewer.after_step

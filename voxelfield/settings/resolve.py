@@ -89,9 +89,9 @@ def resolve(settings: RunConfig, scene: Scene, warp: Warp | None) -> ResolvedCon
         trainer = each.adapt(trainer)
     check_visible(scene.train)
     if warp is None:
-        check_cameras_see(cameras, scene.aabb)
+        check_cameras_see(cameras, scene.aabb, scene.format)
         trainer = trainer.with_rays_that_miss(fraction_through_box(cameras, torch.tensor((low, high))))
-    mistake = likely_mistake(cameras.viewing_poses())
+    mistake = likely_mistake(cameras.viewing_poses(), scene.format)
     if mistake is not None:
         logger.warning("%s", mistake)
     corners = (tuple(low), tuple(high))
