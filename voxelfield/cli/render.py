@@ -164,7 +164,7 @@ def _exclude(options: argparse.Namespace, names: Sequence[str], reason: str) -> 
 def path_of(trained: TrainedModel, options: argparse.Namespace) -> tuple[Cameras, float]:
     """Returns the cameras of the requested path, and the frames per second."""
     if isinstance(options.path, Path):
-        known = read_camera_path(options.path)
+        known = read_camera_path(options.path, trained.config.scene.origin)
         cameras, fps = known.cameras, known.fps
     else:
         split, frames, fps = options.split or "train", options.frames or 120, FPS

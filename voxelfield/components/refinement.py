@@ -443,15 +443,15 @@ class RefinedCameras:
         return float(self.refined.intrinsics[0, 0] / self.given.intrinsics[0, 0])
 
 
-def write_cameras(path: Path, split: Split, cameras: Cameras) -> None:
+def write_cameras(path: Path, split: Split, cameras: Cameras, origin: Sequence[float] | None = None) -> None:
     """Writes the cameras of images in the format of nerfstudio's ``transforms.json``, atomically.
 
-    The file contains the paths of the images' files, or else their names.
+    The file contains the paths of the images' files, or else their names; ``origin`` is that of the positions.
     """
     names: Sequence[str] = split.names if split.paths is None else [str(path) for path in split.paths]
     cameras = cameras.to("cpu")
     frames = [
-        {"file_path": name, **transforms_camera(cameras, index, cameras.size(index))}
+        {"file_path": name, **transforms_camera(cameras, index, cameras.size(index), origin)}
         for index, name in enumerate(names)
     ]
     with atomic_write(path) as file:

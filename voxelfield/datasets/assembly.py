@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import logging
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from voxelfield.datasets.silhouettes import Silhouette, box_of_silhouettes
 from voxelfield.grids.boxes import box_tensor, parse_box
 from voxelfield.rendering.cameras import Cameras, viewing_poses
 from voxelfield.rendering.lens import join_lenses
+from voxelfield.rendering.rigid import moved
 from voxelfield.warps.choice import box_of_cameras, box_of_points
 
 logger = logging.getLogger(__name__)
@@ -31,6 +33,9 @@ SPLITS = ("train", "val", "test")
 # Number of silhouettes that are evaluated, and below which they may agree by chance even with wrong poses.
 _SILHOUETTES = 128
 _FEWEST_SILHOUETTES = 4
+
+# Distance of the cameras from the origin, over their distance from one another, from which float32 is too coarse.
+_FAR = 1000
 
 # Opacity, of 255, below which a pixel of a photograph has no value.
 _HALF = 128
@@ -171,15 +176,40 @@ def scene_of_photos(
     stated_box: Tensor | None = None,
 ) -> Scene:
     """Makes a scene, named like its folder, of the photographs ``chosen`` for each split; see :func:`assemble`."""
-    splits = {name: read_split(name, some, options) for name, some in chosen.items()}
+    origin = _origin(source, photos) if options.origin is None else tuple(options.origin)
+    if any(origin):
+        offset = torch.tensor(origin, dtype=torch.float64)
+        if options.aabb is not None and options.origin is None:
+            parse_box(options.aabb)
+            options = replace(options, aabb=torch.as_tensor(options.aabb, dtype=torch.float64) - offset)
+        points, stated_box = (None if each is None else each - offset for each in (points, stated_box))
+        photos, *some = (
+            [replace(x, c2w=moved(x.c2w, origin, -1)) for x in group] for group in (photos, *chosen.values())
+        )
+        chosen = dict(zip(chosen, some, strict=True))
+    splits = {name: read_split(name, each, options) for name, each in chosen.items()}
     if not any(photo.mask is not None or photo.alpha is not None for photo in photos):
         for masks in (folder / "masks", folder / "mask"):
             if masks.is_dir():
                 logger.warning("%s: masks in this folder are not used, because %s names none of them", masks, source)
     poses = viewing_poses(torch.stack([photo.c2w for photo in photos]), join_lenses([photo.lens for photo in photos]))
     scene = assemble(folder.resolve().name, source, splits, poses, options, points, stated_box, photos)
+    scene = replace(scene, origin=origin)
     # Sizes of images that are not loaded must be read from their files.
     return scene if scene.bounded else replace(scene, all_cameras=cameras_of(photos, options))
+
+
+def _origin(source: Path, photos: Sequence[Photo]) -> tuple[float, ...]:
+    """Returns a round position among cameras that are far from the origin, and the origin of others."""
+    positions = torch.stack([photo.c2w[:3, 3] for photo in photos])
+    middle = positions.median(dim=0).values
+    reach = float((positions - middle).norm(dim=-1).median()) or 1.0
+    step = 2.0 ** math.ceil(math.log2(reach))
+    if float(middle.norm()) <= _FAR * reach:
+        return 0.0, 0.0, 0.0
+    origin = tuple(((middle / step).round() * step + 0.0).tolist())
+    logger.info("%s: the cameras are far from the origin, so positions are relative to %s", source, origin)
+    return origin
 
 
 def assemble(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from voxelfield.foundation.errors import shown
 from voxelfield.media.video import FPS_RANGE, LARGEST_SIDE
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
+from voxelfield.rendering.rigid import moved
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +40,8 @@ class CameraPath:
     fps: float
 
 
-def read_camera_path(path: Path) -> CameraPath:
-    """Reads a camera path.
+def read_camera_path(path: Path, origin: Sequence[float] | None = None) -> CameraPath:
+    """Reads a camera path; positions in the file are not relative to ``origin``, those of the cameras are.
 
     The file is a JSON object with ``camera_path``, a list of frames with ``camera_to_world`` (16 numbers, row by row;
     OpenGL camera axes) and ``fov`` (vertical, degrees), and ``render_height``, ``render_width``, ``fps`` and
@@ -69,7 +70,7 @@ def read_camera_path(path: Path) -> CameraPath:
         where = f"{name}: camera_path[{index}]"
         if not isinstance(frame, dict):
             raise ValueError(f"{where} must be an object, got {shown(frame)}")
-        poses.append(_pose(f"{where}: 'camera_to_world'", frame.get("camera_to_world")))
+        poses.append(_pose(f"{where}: 'camera_to_world'", frame.get("camera_to_world"), origin))
         if kind == "equirectangular":
             focals.append((width / (2 * math.pi), height / math.pi))
         else:
@@ -80,14 +81,15 @@ def read_camera_path(path: Path) -> CameraPath:
     return CameraPath(Cameras(torch.stack(poses), intrinsics, width, height, lens), fps)
 
 
-def camera_path_file(cameras: Cameras, fps: float) -> bytes:
+def camera_path_file(cameras: Cameras, fps: float, origin: Sequence[float] | None = None) -> bytes:
     """Returns the content of a file that :func:`read_camera_path` reads, of frames per second and stations.
 
     These are pinhole cameras with square pixels and their principal points in the middle.
     """
     fovs = 2 * torch.atan(0.5 * cameras.height / cameras.intrinsics[:, 1].double()).rad2deg()
     # Between wide angles, a smooth path may overshoot.
-    frames = zip(cameras.c2w.flatten(1).tolist(), fovs.clamp(*FIELDS_OF_VIEW).tolist(), strict=True)
+    poses = moved(cameras.c2w, origin).flatten(1).tolist()
+    frames = zip(poses, fovs.clamp(*FIELDS_OF_VIEW).tolist(), strict=True)
     content = {
         "camera_type": "perspective",
         "render_height": cameras.height,
@@ -110,11 +112,11 @@ def _number(where: str, content: Mapping[str, Any], key: str, low: float, high: 
     return value
 
 
-def _pose(name: str, values: object) -> Tensor:
+def _pose(name: str, values: object, origin: Sequence[float] | None) -> Tensor:
     """Returns a pose (4, 4) float32, from 16 numbers row by row; raises ValueError unless it is a rigid motion."""
     numbers = [json_number(value) for value in values] if isinstance(values, list) else []
     if len(numbers) != 16 or not all(map(math.isfinite, numbers)):
         raise ValueError(f"{name} must be 16 finite numbers, row by row, got {shown(values)}")
     matrix = torch.tensor(numbers, dtype=torch.float64).view(4, 4)
     check_poses(lambda _: name, matrix[None])
-    return matrix.float()
+    return moved(matrix, origin, -1).float()

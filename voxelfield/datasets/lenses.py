@@ -11,6 +11,7 @@ import torch
 
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import LENS_TERMS, Lens, LensModel, join_lenses
+from voxelfield.rendering.rigid import moved
 
 CAMERA_MODELS: dict[str, tuple[LensModel, tuple[str, ...]]] = {
     "SIMPLE_PINHOLE": ("pinhole", ()),
@@ -66,8 +67,10 @@ def _lens(name: str, model: LensModel, values: tuple[float, ...]) -> Lens | None
         raise ValueError(f"{name}: {error} from terms {terms}") from error
 
 
-def transforms_camera(cameras: Cameras, index: int, size: Sequence[int]) -> dict[str, Any]:
-    """Returns the entries of a frame in a ``transforms.json`` that describe a camera whose image file has a size."""
+def transforms_camera(
+    cameras: Cameras, index: int, size: Sequence[int], origin: Sequence[float] | None = None
+) -> dict[str, Any]:
+    """Returns the entries of a frame in a ``transforms.json`` for a camera relative to an origin, and a file's size."""
     scale = torch.tensor(size, dtype=torch.float64) / torch.tensor(cameras.size(index))
     focal, centre = (cameras.intrinsics[index].double() * scale.repeat(2)).split(2)
     lens = _transforms_lens(cameras.lens, index)
@@ -82,7 +85,7 @@ def transforms_camera(cameras: Cameras, index: int, size: Sequence[int]) -> dict
         pose = cameras.row_poses(torch.tensor([index]), torch.tensor([height / 2]))[0]
         motion = cameras.rolling[index, :6].double() * height
         frame |= dict(zip(VELOCITY_KEYS, motion.view(2, 3).tolist(), strict=True)) | {"rolling_shutter_time": 1.0}
-    return frame | {"transform_matrix": pose.tolist()}
+    return frame | {"transform_matrix": moved(pose, origin).tolist()}
 
 
 def _transforms_lens(lens: Lens | None, camera: int) -> dict[str, Any]:

@@ -43,6 +43,8 @@ class LoadOptions(ImageOptions):
         image_size: Images with a side longer than this, in pixels, are shrunk to it; None leaves them unchanged.
         aabb: (2, 3) box that contains the whole scene, world units. None: the box in ``configs/scene`` if the scene is
             given by a name in it, never for a path; otherwise as :func:`voxelfield.datasets.assembly.assemble` says.
+        origin: Position in the capture that becomes the origin; ``aabb`` is then relative to it. None: the capture's
+            own, or with cameras far from it, where float32 has lost digits, a round position among them.
         model: Number N of the COLMAP model ``sparse/N``, if a capture has several; None: the one with the most images.
         divided: Whether each process of a group, all of which must load the scene, reads only some of the images
             for training (:attr:`voxelfield.datasets.scene.Split.local_slice`).
@@ -57,6 +59,7 @@ class LoadOptions(ImageOptions):
     splits: Sequence[str] | None = ("train", "test")
     image_size: int | None = None
     aabb: Tensor | Sequence[Sequence[float]] | None = None
+    origin: tuple[float, ...] | None = None
     model: int | None = None
     divided: bool = False
     depth: bool = False

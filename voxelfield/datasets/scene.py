@@ -171,6 +171,8 @@ class Scene:
         all_poses: (N, 4, 4) where all photographs look, whether their split is loaded or not
             (:func:`voxelfield.rendering.cameras.viewing_poses`), float32 or float64; None: the poses of the splits.
         all_cameras: The cameras of all photographs; None: the cameras of the splits.
+        origin: Position in the capture that is the origin of all positions here; files of cameras and of paths are in
+            the capture's coordinates.
         format: Name of the format of :mod:`voxelfield.datasets.registry` that it was read from; empty for none.
 
     Raises:
@@ -187,6 +189,7 @@ class Scene:
     all_poses: Tensor | None = None
     all_cameras: Cameras | None = None
     format: str = ""
+    origin: tuple[float, ...] = (0.0, 0.0, 0.0)
 
     def __post_init__(self) -> None:
         check_field("Scene.aabb", self.aabb, (2, 3), torch.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,14 @@ def save_cameras(path: Path | str, scene: Scene, folder: Path) -> None:
         OSError: An image or the file cannot be read or written.
     """
     check_suffix("path", path, (".json",))
-    frames = {name: _frames(split, folder) for name, split in scene.splits.items()}
+    frames = {name: _frames(split, folder, scene.origin) for name, split in scene.splits.items()}
     content = share_camera_model([frame for each in frames.values() for frame in each])
     content |= {f"{name}_filenames": [frame["file_path"] for frame in each] for name, each in frames.items()}
     with atomic_write(path) as file:
         file.write((json.dumps(content, indent=1) + "\n").encode())
 
 
-def _frames(split: Split, folder: Path) -> list[dict[str, Any]]:
+def _frames(split: Split, folder: Path, origin: Sequence[float]) -> list[dict[str, Any]]:
     if split.paths is None:
         raise ValueError("scene must be one whose images are files, got a split without paths")
     frames = []
@@ -45,7 +46,7 @@ def _frames(split: Split, folder: Path) -> list[dict[str, Any]]:
         if not path.is_relative_to(folder):
             raise ValueError(f"folder must contain the images of the scene, got {folder}, which has no {path}")
         name = {"file_path": path.relative_to(folder).as_posix()}
-        frames.append(name | transforms_camera(split.cameras, index, image_size(path)))
+        frames.append(name | transforms_camera(split.cameras, index, image_size(path), origin))
     return frames
 
 

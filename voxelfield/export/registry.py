@@ -227,3 +227,5 @@ def export(
     for name, each in chosen.items():
         own = {option.name: given[option.name] for option in each.options if option.name in given}
         logger.info("wrote %s to %s", each.write(paths[name], source, **own), paths[name])
+    if any(run.config.scene.origin or ()):
+        logger.info("positions in files but those of cameras are relative to %s", run.config.scene.origin)

@@ -40,8 +40,8 @@ def parse_box(aabb: Sequence[Sequence[float]] | Tensor, name: str = "aabb") -> B
 
 
 def length_unit(box: Box) -> float:
-    """Returns the power of two nearest to the longest edge of a box over the 2.4 world units of the presets' scenes."""
-    return 2.0 ** round(math.log2(max(box_extent(box)) / 2.4))
+    """Returns a power of the root of 2 in proportion to a box: 1 for longest edges of 2.15 to 3.03, such as Lego's."""
+    return 2.0 ** (round(2 * math.log2(max(box_extent(box)) / 2.55)) / 2)
 
 
 def box_extent(box: Box) -> tuple[float, ...]:

@@ -143,14 +143,10 @@ class ModelConfig:
         return choose_warp(scene, settings)
 
     def in_unit(self, unit: float) -> ModelConfig:
-        """Returns the settings with ``density.initial`` and ``density.scale``, if there are, per world unit.
-
-        Args:
-            unit: Length, in world units, per which they are given.
-        """
+        """Returns the settings with ``density.initial`` and ``density.scale``, if there are, per ``unit`` length."""
         density: Any = getattr(self, "density", None)
-        given = {name: getattr(density, name) / unit for name in ("initial", "scale") if hasattr(density, name)}
-        return replace(self, **{"density": replace(density, **given)}) if given and unit != 1 else self
+        values = {name: getattr(density, name) / unit for name in ("initial", "scale") if hasattr(density, name)}
+        return replace(self, **{"density": replace(density, **values)}) if values and unit != 1 else self
 
     def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:
         """Builds the field in its state at the start of training.

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 # Squared angle below which the quotients are computed as series, whose truncation error is below float64 rounding.
 _SMALL = 1e-2
+
+
+def moved(poses: Tensor, origin: Sequence[float] | None, sign: int = 1) -> Tensor:
+    """Returns poses (..., 4, 4) on the CPU moved by an origin (3,), or back, float64; as they are without one."""
+    if not any(origin or ()):
+        return poses
+    return poses.double() + F.pad(sign * torch.tensor(origin, dtype=torch.float64)[:, None], (3, 0, 0, 1))
 
 
 def exp_se3(twists: Tensor) -> Tensor:

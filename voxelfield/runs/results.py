@@ -207,7 +207,7 @@ def _write_files(
         write_table(directory / PER_VIEW, evaluation)
     if trained.cameras is not None:
         with results.writing(CAMERAS_FILE):
-            write_cameras(directory / CAMERAS_FILE, train, train.cameras)
+            write_cameras(directory / CAMERAS_FILE, train, train.cameras, trained.config.scene.origin)
     if quality != "none":
         with results.writing(MODEL_FILE):
             shown = train.cameras if quality == "small" else None

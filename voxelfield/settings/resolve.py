@@ -97,7 +97,7 @@ def resolve(settings: RunConfig, scene: Scene, warp: Warp | None) -> ResolvedCon
     corners = (tuple(low), tuple(high))
     # The warp for cameras that all face the same way has a unit of its own.
     own = length_unit(corners) if warp is None or not warp.is_forward_facing else 1.0
-    box = SceneConfig(scene.name, corners, unit=settings.scene.unit or own)
+    box = SceneConfig(scene.name, corners, origin=cast("Any", scene.origin), unit=settings.scene.unit or own)
     settled = {"scene": box, "warp": WarpConfig.of(warp), "model": model, "trainer": trainer}
     return ResolvedConfig(**vars(settings) | settled)
 

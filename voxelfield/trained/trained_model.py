@@ -354,7 +354,8 @@ class TrainedModel:
         replaced = {name: value for name, value in changes.items() if value is not None}
         if "downscale" in replaced:
             replaced["image_size"] = None
-        return load_scene(self.scene_folder(root), **self.config.load_options(splits=splits, **replaced))
+        stated = {"splits": splits, "origin": self.config.scene.origin or (0.0, 0.0, 0.0)}
+        return load_scene(self.scene_folder(root), **self.config.load_options(**stated | replaced))
 
     @cached_property
     def _default_renderer(self) -> FieldRenderer:

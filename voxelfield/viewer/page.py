@@ -132,6 +132,7 @@ class ViewerPage:
         self.box = content_box(run)
         self.extent = float((self.box[1] - self.box[0]).norm())
         self.background = tuple(to_uint8(run.model.background).tolist())
+        self.origin = run.config.scene.origin
         self.home, up = first_view(run, photographs)
         self._lock = threading.RLock()
         self.server = start_server(address, f"voxelfield: {run.config.scene.name}")
@@ -397,6 +398,6 @@ class PathPanel:
         # A browser that does not read would make files pile up here.
         if time.monotonic() < self._next_file:
             raise ValueError("a path can be saved once per second")
-        content = camera_path_file(self.path(frames), fps)
+        content = camera_path_file(self.path(frames), fps, self._page.origin)
         self._next_file = time.monotonic() + _SECONDS_BETWEEN_FILES
         client.send_file_download(PATH_FILE, content, save_immediately=True)
