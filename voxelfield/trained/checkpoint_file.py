@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import struct
 import zipfile
+import zlib
 from collections.abc import Collection, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
 
 from voxelfield.files import atomic_write, open_regular
-from voxelfield.foundation.errors import is_out_of_memory
+from voxelfield.foundation.errors import is_out_of_memory, shown
 from voxelfield.foundation.zero_packing import copy_without_zeros, put_back_zeros
 from voxelfield.grids.boxes import check_box
-from voxelfield.messages import error_in_words
+from voxelfield.messages import error_in_words, reason_of
 from voxelfield.run_directory import checkpoints
 
 logger = logging.getLogger(__name__)
@@ -27,6 +29,9 @@ FORMAT = 10
 
 ADDED = {"format", "voxelfield"}
 """Entries that a file adds to the saved state."""
+
+# Length of the end of a file: that of the archive's comment, and the comment, which is a checksum of all before.
+_SEAL = 27
 
 
 class CheckpointError(ValueError):
@@ -88,6 +93,7 @@ def write_checkpoint(path: Path, packed: dict[str, Any]) -> None:
     try:
         with atomic_write(path) as file:
             torch.save(packed, file)
+            file.write(_seal(file, file.tell() - 2))
     except RuntimeError as error:
         # While an exception from the file propagates, torch tries to finish its archive, fails at that too, and reports
         # only "unexpected pos". The user needs to see the underlying cause: a full disk or Ctrl-C.
@@ -199,16 +205,19 @@ def _read(path: Path, device: torch.device | str, without: Collection[str]) -> d
     if not isinstance(state, dict) or "voxelfield" not in state or not isinstance(state.get("format"), int):
         raise _foreign(path, "it lacks the keys 'format' and 'voxelfield'")
     if state["format"] != FORMAT:
+        version = shown(state["voxelfield"]).strip("'")
         raise CheckpointVersionError(
-            f"{path} has format {state['format']}, written by voxelfield {state['voxelfield']}; this version "
+            f"{path} has format {shown(state['format'])}, written by voxelfield {version}; this version "
             f"({_version()}) reads format {FORMAT}: "
             + ("upgrade voxelfield" if state["format"] > FORMAT else "train again, or continue with that version")
         )
     try:
         wanted = {key: value for key, value in state.items() if key not in without}
         restored: dict[str, Any] = put_back_zeros(wanted, device)
+    except RecursionError as error:
+        raise _foreign(path, "its values are nested too deeply") from error
     except ValueError as error:
-        raise _foreign(path, str(error)) from error
+        raise _foreign(path, reason_of(error)) from error
     return restored
 
 
@@ -217,10 +226,10 @@ def _foreign(path: Path, reason: str) -> CheckpointError:
 
 
 def check_whole(path: Path) -> None:
-    """Compares the tensors and values in a checkpoint with the checksums (CRC-32) of its archive, without loading them.
+    """Compares a checkpoint with its checksum (CRC-32), or without one with those of its archive's entries.
 
-    torch.load ignores these checksums: a flipped bit would become a wrong weight. Raises CheckpointError if they differ
-    or the file is something else.
+    torch.load compares none: a flipped bit would become a wrong weight. Raises CheckpointError if they differ or the
+    file is something else.
     """
     with path.open("rb") as file:
         # After a power failure, some file systems show zeros where data had not been written.
@@ -232,7 +241,13 @@ def check_whole(path: Path) -> None:
             entries = archive.infolist()
             # torch stores tensors uncompressed; decompressing a zip bomb would exhaust the memory.
             compressed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
-            whole = compressed or (sum(entry.file_size for entry in entries) <= size and archive.testzip() is None)
+            whole = compressed or sum(entry.file_size for entry in entries) <= size
+            if whole and not compressed:
+                end = size - (_SEAL if archive.comment else 2)
+                file.seek(end - 20)
+                whole = file.read(4) == b"PK\5\6" and (
+                    _seal(file, end) == file.read() if archive.comment else archive.testzip() is None
+                )
         except Exception:  # broken headers raise anything from EOFError to UnicodeDecodeError
             compressed = whole = False
     if compressed:
@@ -241,6 +256,14 @@ def check_whole(path: Path) -> None:
         raise CheckpointError(
             f"{path} is truncated or damaged ({size} bytes); resume=auto continues from the newest intact checkpoint"
         )
+
+
+def _seal(file: BinaryIO, size: int) -> bytes:
+    """Returns the end of a file of which ``size`` bytes come before it, and leaves the file after these."""
+    checksum = file.seek(0)
+    for begin in range(0, size, 1 << 20):
+        checksum = zlib.crc32(file.read(min(1 << 20, size - begin)), checksum)
+    return struct.pack("<H", _SEAL - 2) + b"voxelfield crc32 %08x" % checksum
 
 
 def _version() -> str:
