@@ -137,7 +137,7 @@ def test_no_changed_byte_is_loaded(tmp_path):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 16]) + whole[position + 1 :])
         with pytest.raises(CheckpointError):
             load_checkpoint(path)
-    for changed in (whole + b"\0", whole + b"more", whole + whole, whole[:-1], b"\0" + whole):
+    for changed in (whole + b"\0", whole + b"more", whole + whole, whole[:-1], whole[:-25], b"\0" + whole):
         path.write_bytes(changed)
         with pytest.raises(CheckpointError):
             load_checkpoint(path)
@@ -149,7 +149,7 @@ def test_a_checkpoint_without_a_checksum_of_the_whole_is_compared_with_those_of_
     whole = path.read_bytes()
     assert load_checkpoint(path)["grid"][7] == 7
     begin = whole.index(torch.arange(300.0).numpy().tobytes())
-    for changed in (whole + b"\0", whole[: begin + 5] + b"\1" + whole[begin + 6 :]):
+    for changed in (whole + b"more", whole[: begin + 5] + b"\1" + whole[begin + 6 :]):
         path.write_bytes(changed)
         with pytest.raises(CheckpointError, match="truncated or damaged"):
             load_checkpoint(path)
@@ -162,15 +162,14 @@ def nested(depth: int) -> list:
     return found
 
 
-ROOM = torch.zeros(1000)
+STORED_IN_FULL = r"must be a tensor that is stored in full, got \("
 NOT_STORED = {
-    "stride 0": (torch.zeros(1).expand(1 << 40), "must be stored in full, got 4398046511104 bytes in 4"),
-    "one storage": ([ROOM[:], ROOM[:]], r"\[1\] must be stored in full, got 4000 bytes in 4000"),
-    "overlapping": (torch.zeros(9).as_strided((8, 8), (0, 1)), "must be stored in full"),
-    "packed": ({"nonzero chunks": torch.zeros(1).expand(1 << 30)}, "must be stored in full"),
-    "meta": (torch.zeros(3, device="meta"), r"must be a dense tensor, got torch\.strided of torch\.float32 on meta"),
-    "sparse": (torch.zeros(3).to_sparse(), r"must be a dense tensor, got torch\.sparse_coo"),
-    "deep": (nested(20_000), "its values are nested too deeply"),
+    "stride 0": (torch.zeros(1).expand(1 << 40), STORED_IN_FULL),
+    "overlapping": (torch.zeros(9).as_strided((8, 8), (0, 1)), STORED_IN_FULL),
+    "packed": ({"nonzero chunks": torch.zeros(1).expand(1 << 30)}, STORED_IN_FULL),
+    "meta": (torch.zeros(3, device="meta"), STORED_IN_FULL),
+    "sparse": (torch.zeros(3).to_sparse(), STORED_IN_FULL),
+    "deep": (nested(20_000), "recursion depth"),
 }
 
 

@@ -46,22 +46,16 @@ def copy_without_zeros(state: Any) -> Any:
 def put_back_zeros(state: Any, device: torch.device | str = "cpu") -> Any:
     """Restores a state from the result of :func:`copy_without_zeros`, on a device.
 
-    Raises ValueError if it is damaged, or if tensors on the CPU take more memory than they are stored in: a file can
-    state any shape with a stride of 0, or many tensors in one storage.
+    Raises ValueError if it is damaged, or has a tensor of more bytes than are stored, such as one with a stride of 0.
     """
-    room: dict[int, int] = {}  # bytes of each storage that no tensor has used yet
 
     def restored(value: Any, name: str) -> Any:
         if isinstance(value, dict):
             return _unpack({key: restored(x, name) if isinstance(x, Tensor) else x for key, x in value.items()})
         if not isinstance(value, Tensor):
             return value
-        if value.layout is not torch.strided or value.is_meta or value.is_quantized:
-            raise ValueError(f"{name} must be a dense tensor, got {value.layout} of {value.dtype} on {value.device}")
-        stored = value.untyped_storage()
-        room[stored.data_ptr()] = room.get(stored.data_ptr(), stored.nbytes()) - value.nbytes
-        if room[stored.data_ptr()] < 0:
-            raise ValueError(f"{name} must be stored in full, got {value.nbytes} bytes in {stored.nbytes()}")
+        if value.layout is not torch.strided or value.is_meta or value.nbytes > value.untyped_storage().nbytes():
+            raise ValueError(f"{name} must be a tensor that is stored in full, got {tuple(value.shape)}")
         return value.to(device)
 
     return _map(state, restored, "state")

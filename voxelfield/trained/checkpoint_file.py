@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import struct
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping
@@ -29,9 +28,6 @@ FORMAT = 10
 
 ADDED = {"format", "voxelfield"}
 """Entries that a file adds to the saved state."""
-
-# Length of the end of a file: that of the archive's comment, and the comment, which is a checksum of all before.
-_SEAL = 27
 
 
 class CheckpointError(ValueError):
@@ -205,18 +201,15 @@ def _read(path: Path, device: torch.device | str, without: Collection[str]) -> d
     if not isinstance(state, dict) or "voxelfield" not in state or not isinstance(state.get("format"), int):
         raise _foreign(path, "it lacks the keys 'format' and 'voxelfield'")
     if state["format"] != FORMAT:
-        version = shown(state["voxelfield"]).strip("'")
         raise CheckpointVersionError(
-            f"{path} has format {shown(state['format'])}, written by voxelfield {version}; this version "
-            f"({_version()}) reads format {FORMAT}: "
+            f"{path} has format {shown(state['format'])}, written by voxelfield {shown(state['voxelfield'])}; this "
+            f"version ({_version()}) reads format {FORMAT}: "
             + ("upgrade voxelfield" if state["format"] > FORMAT else "train again, or continue with that version")
         )
     try:
         wanted = {key: value for key, value in state.items() if key not in without}
         restored: dict[str, Any] = put_back_zeros(wanted, device)
-    except RecursionError as error:
-        raise _foreign(path, "its values are nested too deeply") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _foreign(path, reason_of(error)) from error
     return restored
 
@@ -243,11 +236,10 @@ def check_whole(path: Path) -> None:
             compressed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
             whole = compressed or sum(entry.file_size for entry in entries) <= size
             if whole and not compressed:
-                end = size - (_SEAL if archive.comment else 2)
-                file.seek(end - 20)
-                whole = file.read(4) == b"PK\5\6" and (
-                    _seal(file, end) == file.read() if archive.comment else archive.testzip() is None
-                )
+                # Without a checksum of the whole, as torch writes it, the archive ends with the length of no comment.
+                end = _seal(file, size - 27) if archive.comment else b"\0\0"
+                file.seek(size - len(end))
+                whole = file.read() == end and (archive.comment != b"" or archive.testzip() is None)
         except Exception:  # broken headers raise anything from EOFError to UnicodeDecodeError
             compressed = whole = False
     if compressed:
@@ -259,11 +251,11 @@ def check_whole(path: Path) -> None:
 
 
 def _seal(file: BinaryIO, size: int) -> bytes:
-    """Returns the end of a file of which ``size`` bytes come before it, and leaves the file after these."""
+    """Returns how an archive of ``size`` bytes ends: a comment with its checksum, after the comment's length."""
     checksum = file.seek(0)
     for begin in range(0, size, 1 << 20):
         checksum = zlib.crc32(file.read(min(1 << 20, size - begin)), checksum)
-    return struct.pack("<H", _SEAL - 2) + b"voxelfield crc32 %08x" % checksum
+    return b"\x19\0voxelfield crc32 %08x" % checksum
 
 
 def _version() -> str:
