@@ -169,7 +169,7 @@ NOT_STORED = {
     "packed": ({"nonzero chunks": torch.zeros(1).expand(1 << 30)}, STORED_IN_FULL),
     "meta": (torch.zeros(3, device="meta"), STORED_IN_FULL),
     "sparse": (torch.zeros(3).to_sparse(), STORED_IN_FULL),
-    "deep": (nested(20_000), "recursion depth"),
+    "deep": (nested(20_000), "its values are nested too deeply"),
 }
 
 

@@ -210,7 +210,8 @@ def _read(path: Path, device: torch.device | str, without: Collection[str]) -> d
         wanted = {key: value for key, value in state.items() if key not in without}
         restored: dict[str, Any] = put_back_zeros(wanted, device)
     except (ValueError, RecursionError) as error:
-        raise _foreign(path, reason_of(error)) from error
+        deep = isinstance(error, RecursionError)
+        raise _foreign(path, "its values are nested too deeply" if deep else reason_of(error)) from error
     return restored
 
 
