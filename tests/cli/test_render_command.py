@@ -20,6 +20,7 @@ from voxelfield.cli.render import add_render_arguments, path_of
 from voxelfield.components.refinement import RefinedCameras
 from voxelfield.datasets.scene import Scene
 from voxelfield.export import save_model
+from voxelfield.media.frame_folder import FrameFolder
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.paths import orbit
 from voxelfield.rendering.view_pictures import depth_range
@@ -162,6 +163,35 @@ def test_a_camera_path_is_followed(run, tmp_path, caplog):
     with av.open(str(tmp_path / "a.mp4")) as container:
         assert container.streams.video[0].average_rate == 12
         assert sum(1 for _ in container.decode(video=0)) == 3
+
+
+def test_frames_of_a_field_that_depends_on_time_show_theirs(run, tmp_path, caplog, monkeypatch):
+    trained = voxelfield.load(run, "cpu")
+    frames = [{"camera_to_world": np.eye(4).flatten().tolist(), "fov": 40.0}] * 3
+    path = tmp_path / "path.json"
+    content = {"fps": 12, "render_height": 20, "render_width": 30}
+
+    def times(frames: list[dict[str, object]], **given: object) -> list[float]:
+        path.write_text(json.dumps(content | {"camera_path": frames}))
+        options = argparse.Namespace(path=path, time=None, size=None, fps=None)
+        vars(options).update(given)
+        return path_of(trained, options)[0].values["time"].tolist()
+
+    with pytest.raises(ValueError, match=r"^--time must be left out, because the field does not depend on time$"):
+        times(frames, time=0.5)
+    monkeypatch.setattr(trained.field, "density_inputs", ("time",))
+    assert times([frame | {"render_time": 0.25 * index} for index, frame in enumerate(frames)]) == [0, 0.25, 0.5]
+    assert times(frames, time=0.5) == 3 * [0.5]
+    assert times(frames, time=0.0) == 3 * [0.0]
+    with pytest.raises(ValueError, match=r"^--time must be given, because the field depends on it and the path has no"):
+        times(frames)
+
+
+def test_frames_of_other_times_are_other_frames(tmp_path):
+    cameras = Cameras(torch.eye(4)[None], torch.tensor([[9.0, 9, 8, 6]]), 16, 12)
+    FrameFolder(tmp_path, cameras.with_values(time=0.5), "png", False, 1.0, {})
+    with pytest.raises(ValueError, match="contains frames of another run, path or size"):
+        FrameFolder(tmp_path, cameras.with_values(time=0.75), "png", False, 1.0, {})
 
 
 def test_whole_spheres_are_rendered_along_a_path(run, tmp_path, caplog):

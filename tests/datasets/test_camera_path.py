@@ -72,6 +72,12 @@ def test_whole_spheres_are_read(tmp_path):
     assert below[1] < -0.99
 
 
+def test_times_are_read(tmp_path):
+    assert "time" not in read_camera_path(written(tmp_path, camera_path=2 * frame(render_time=None))).cameras.values
+    path = written(tmp_path, camera_path=[*frame(render_time=0), *frame(render_time=0.25)])
+    assert read_camera_path(path).cameras.values["time"].tolist() == [0, 0.25]
+
+
 def frame(**changes: Any) -> list[dict[str, Any]]:
     return [{"camera_to_world": IDENTITY, "fov": 90.0} | changes]
 
@@ -90,6 +96,14 @@ def frame(**changes: Any) -> list[dict[str, Any]]:
         ({"fps": 10**400}, "'fps' must be a number from 0.001 to 1000, got 1000"),
         ({"camera_path": None}, "'camera_path' must be a list of at least one frame, got None"),
         ({"camera_path": []}, r"'camera_path' must be a list of at least one frame, got \[\]"),
+        (
+            {"camera_path": [*frame(render_time=1), *frame()]},
+            r"camera_path\[1\]: 'render_time' must be a number from .*, got None",
+        ),
+        (
+            {"camera_path": frame(render_time=1e300)},
+            r"camera_path\[0\]: 'render_time' must be a number .*, got 1e\+300",
+        ),
         ({"camera_path": [3]}, r"camera_path\[0\] must be an object, got 3"),
         ({"camera_path": frame(fov=180)}, r"camera_path\[0\]: 'fov' must be a number from 0.01 to 179, got 180"),
         ({"camera_path": frame(fov=1e-300)}, r"camera_path\[0\]: 'fov' must be a number from 0.01 to 179, got 1e-300"),

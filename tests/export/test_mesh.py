@@ -76,6 +76,14 @@ def test_resolution_is_of_the_longest_edge():
     assert counts[1] == pytest.approx(4 * counts[0], rel=0.1)
 
 
+@pytest.mark.parametrize("name", ["a\nf 1 2 3.obj", "a\r.obj", "a\u2028b.obj", "a\n.ply"])
+def test_a_name_that_would_be_lines_of_a_file_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match="path must be a file whose name is one line, got '") as caught:
+        save_mesh(tmp_path / name, textured(1))
+    assert len(str(caught.value).splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("suffix", [".ply", ".obj", ".glb"])
 def test_files_hold_what_they_are_given(mesh, tmp_path, suffix):
     path = tmp_path / "new" / f"ball{suffix}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from balls import BOX, CENTRE, ball_field, expected_colors
 from PIL import Image
 
 import voxelfield
+from voxelfield.datasets.lenses import share_camera_model, transforms_camera
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.export.camera_file import save_cameras
 from voxelfield.export.volume import save_volume
@@ -125,6 +127,32 @@ def test_cameras_are_loaded_again_as_they_were(tmp_path, model):
             torch.testing.assert_close(again.cameras.rolling, moving)
         if again.cameras.lens is not None:
             assert torch.equal(again.cameras.lens.rows, split.cameras.lens.rows)
+
+
+def test_masks_depths_and_times_are_loaded_again(tmp_path):
+    capture = tmp_path / "capture"
+    train = split_of(write_images(capture, [f"{index}.png" for index in range(4)], (8, 6)), None)
+    content = share_camera_model([transforms_camera(train.cameras, 0, (8, 6)) for _ in range(4)])
+    for index, frame in enumerate(content["frames"]):
+        frame |= {"file_path": f"images/{index}.png", "time": 0.1 * index}
+        frame |= {"mask_path": f"masks/{index}.png", "depth_file_path": f"depths/{index}.npy"}
+        for folder in ("masks", "depths"):
+            (capture / folder).mkdir(exist_ok=True)
+        Image.fromarray(np.arange(48, dtype=np.uint8).reshape(6, 8) % 2 * 255).save(capture / frame["mask_path"])
+        np.save(capture / frame["depth_file_path"], np.full((6, 8), 2.0 + index, np.float32))
+    content["depth_unit_scale_factor"] = 0.5
+    content["aabb_scale"] = 1
+    (capture / "transforms.json").write_text(json.dumps(content))
+    options = {"splits": None, "depth": True, "aabb": BOX}
+    whole = voxelfield.load_scene(capture, **options)
+    save_cameras(capture / "transforms.json", whole, capture)
+    again = voxelfield.load_scene(capture, **options)
+    for name, split in whole.splits.items():
+        assert split.masks is not None
+        assert torch.equal(again.split(name).masks, split.masks)
+        for key in ("time", "depth"):
+            assert torch.equal(again.split(name).extras[key], split.extras[key])
+        assert split[[0]].files["time"] == [split.files["time"][0]]
 
 
 def test_cameras_of_no_files_are_named(tmp_path):

@@ -94,6 +94,24 @@ def test_a_page_leaves_no_files_of_the_one_that_it_replaces(tmp_path, monkeypatc
     assert {file.name for file in tmp_path.iterdir()} == {"index.html", "mine.bin"}
 
 
+@pytest.mark.parametrize("name", ["mine.bin", "weights.bin"])
+def test_files_that_a_tampered_page_names_stay(tmp_path, monkeypatch, name):
+    field = make_field(CPU, None, 16)
+    (tmp_path / name).write_bytes(b"mine")
+    write(tmp_path, field)
+    page = tmp_path / "index.html"
+    page.write_bytes(page.read_bytes() + f'"file": "{name}"'.encode() + b"\xff")
+    write(tmp_path, field)
+    assert (tmp_path / name).read_bytes() == b"mine"
+    monkeypatch.setattr(web_page, "MAX_INLINE", 1000)
+    if name == "weights.bin":
+        with pytest.raises(FileExistsError, match=r"weights\.bin was not written by voxelfield: choose another folder"):
+            write(tmp_path, field)
+    else:
+        write(tmp_path, field)
+    assert (tmp_path / name).read_bytes() == b"mine"
+
+
 def test_a_page_without_room_for_two_vertices_per_voxel_has_one(tmp_path, monkeypatch, caplog):
     field = make_field(CPU, None)
     occupancy = half_empty(field)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.paths import at_size, axes_looking, interpolate, orbit, spiral, through
+from voxelfield.rendering.paths import at_size, axes_looking, interpolate, orbit, path_named, spiral, through
+from voxelfield.rendering.render import View
 
 
 def facing(count: int = 25, spread: float = 0.5) -> Cameras:
@@ -23,6 +24,24 @@ def facing(count: int = 25, spread: float = 0.5) -> Cameras:
 
 def around(count: int) -> Cameras:
     return orbit(facing(1), torch.zeros(3), count)
+
+
+@pytest.mark.parametrize("name", ["orbit", "interpolate", "spiral"])
+def test_usual_paths_show_the_cameras_times_in_order_and_the_nearest_of_other_values(name):
+    given = facing() if name == "spiral" else around(9)
+    codes = torch.arange(len(given))
+    given = given.with_values(time=5 + (codes * 0.618) % 1, code=codes[:, None].float())
+
+    def render(cameras: Cameras, index: int) -> View:
+        return View(torch.ones(12, 16, 3), torch.ones(12, 16), torch.full((12, 16), 4.0))
+
+    path = path_named(name, given, 4, torch.zeros(3), None, render)
+    low, high = given.values["time"].aminmax()
+    torch.testing.assert_close(path.values["time"], low + (high - low) * torch.tensor([0, 1 / 3, 2 / 3, 1]))
+    nearest = torch.cdist(path.c2w[:, :3, 3], given.c2w[:, :3, 3]).argmin(dim=1)
+    assert torch.equal(path.values["code"][:, 0], nearest.float())
+    bare = Cameras(given.c2w, given.intrinsics, 16, 12)
+    assert not path_named(name, bare, 4, torch.zeros(3), None, render).values
 
 
 def assert_rigid(cameras: Cameras) -> None:

@@ -131,6 +131,15 @@ def differences(first: Any, second: Any, name: str = "state") -> list[str]:
 # --------------------------------------------------------------------------------------------------- learning
 
 
+def test_different_times_of_a_static_field_are_named_once(make_session, scene, caplog):
+    count = len(scene.train)
+    for times, warned in ((torch.arange(count) / count, 1), (torch.ones(count), 0)):
+        caplog.clear()
+        make_session(split=replace(scene.train, extras={"time": times}))
+        named = [record for record in caplog.records if "have different times" in record.getMessage()]
+        assert len(named) == warned
+
+
 @MODELS
 def test_the_error_falls(make_session, device, model):
     session = make_session(*model, "trainer.steps=80", "trainer.occupancy.start=30", device=device)

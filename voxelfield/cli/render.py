@@ -99,6 +99,8 @@ def add_render_arguments(parser: argparse.ArgumentParser) -> None:
         "same way, such as LLFF's; interpolate: through ten of the training cameras; or a camera path (*.json) saved "
         "by nerfstudio's or voxelfield's viewer (default: spiral if all photographs face the same way, else orbit)",
     )
+    time = "time of all frames, for a field that depends on it (default: from the first to the last, or the path's)"
+    add("--time", type=number(float, Range(-1e30, 1e30)), help=time)
     add("--split", help="split whose cameras determine orbit, spiral or interpolate (default: train)")
     add("--frames", type=number(int, Range(1, MAX_FRAMES)), help="number of frames (default: 120, or that of the path)")
     add("--range", type=_range, metavar="A:B", help="render only frames A to B - 1 of these, into a folder")
@@ -118,7 +120,7 @@ def add_render_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--codec", "--crf", "--pixels", type=_encoding, help=argparse.SUPPRESS)
     add("--format", choices=("png", "exr"), help="format of images (default: png)")
-    add("--depth", action="store_true", help="write a 16-bit depth map beside each PNG; EXR always has one")
+    add("--depth", action="store_true", help="write 16-bit depths along the rays beside each PNG; EXR always has them")
     add("--overwrite", action="store_true", help="delete the frames of another run, path or size in the folder first")
 
 
@@ -173,6 +175,13 @@ def path_of(trained: TrainedModel, options: argparse.Namespace) -> tuple[Cameras
             around = trained.cameras.follow(around)
         scene = (trained.model.centre, trained.model.warp, trained.render)
         cameras = path_named(options.path, around, frames, *scene)
+    needed = "time" in (*trained.field.extra_inputs, *trained.field.density_inputs)
+    if not needed:
+        _exclude(options, ("time",), "must be left out, because the field does not depend on time")
+    if options.time is not None:
+        cameras = cameras.with_values(time=options.time)
+    elif needed and "time" not in (*cameras.values, *trained.field.optional_inputs):
+        raise ValueError("--time must be given, because the field depends on it and the path has no render_time")
     if options.size is not None:
         cameras = at_size(cameras, *options.size)
     return cameras, fps if options.fps is None else options.fps
@@ -247,5 +256,7 @@ def _checked(views: Iterator[View], total: int, *, delay: int = 0) -> Iterator[V
         visible |= check()
     if total > 0 and not visible:
         logger.warning(
-            "all %d frames show nothing but the background: the field is empty where the cameras look", total
+            "all %d frames show nothing but the background: the field is empty where the cameras look (a path of "
+            "nerfstudio's viewer is in a normalised frame; docs/rendering.md says the way back)",
+            total,
         )

@@ -45,7 +45,8 @@ def read_camera_path(path: Path, origin: Sequence[float] | None = None) -> Camer
 
     The file is a JSON object with ``camera_path``, a list of frames with ``camera_to_world`` (16 numbers, row by row;
     OpenGL camera axes) and ``fov`` (vertical, degrees), and ``render_height``, ``render_width``, ``fps`` and
-    ``camera_type``: ``perspective``, or ``equirectangular`` for whole spheres, which have no ``fov``.
+    ``camera_type``: ``perspective``, or ``equirectangular`` for whole spheres, which have no ``fov``. If frames have a
+    ``render_time``, all must, and the cameras carry it as ``time``.
 
     Raises:
         FileNotFoundError: It does not exist.
@@ -78,7 +79,12 @@ def read_camera_path(path: Path, origin: Sequence[float] | None = None) -> Camer
             focals.append(2 * (0.5 * height / math.tan(0.5 * fov),))
     intrinsics = torch.tensor([[*focal, 0.5 * width, 0.5 * height] for focal in focals])
     lens = Lens(kind, torch.zeros(len(poses), 0)) if kind == "equirectangular" else None
-    return CameraPath(Cameras(torch.stack(poses), intrinsics, width, height, lens), fps)
+    cameras = Cameras(torch.stack(poses), intrinsics, width, height, lens)
+    if any(frame.get("render_time") is not None for frame in frames):
+        where = f"{name}: camera_path"
+        times = [_number(f"{where}[{i}]", frame, "render_time", -1e30, 1e30) for i, frame in enumerate(frames)]
+        cameras = cameras.with_values(time=torch.tensor(times))
+    return CameraPath(cameras, fps)
 
 
 def camera_path_file(cameras: Cameras, fps: float, origin: Sequence[float] | None = None) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,8 @@ class Split:
             (:attr:`voxelfield.Cameras.values`).
         local_slice: In a process group, the n views whose images, masks and extras per pixel are in this process; the
             other processes have the other views. None: all views.
+        files: Further entries of the images' frames in a ``transforms.json``, such as ``mask_path``: N values for each
+            key, None where there is none.
 
     Raises:
         TypeError: ``images`` is not uint8, ``masks`` is not bool, or something in ``extras`` is not a tensor.
@@ -49,6 +51,7 @@ class Split:
     paths: tuple[Path, ...] | None = None
     extras: Mapping[str, Tensor] = field(default_factory=dict)
     local_slice: slice | None = None
+    files: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         size = (len(self.local_indices), self.cameras.height, self.cameras.width, 4)
@@ -108,6 +111,7 @@ class Split:
             masks=None if self.masks is None else cut(self.masks),
             paths=None if self.paths is None else tuple(self.paths[number] for number in numbers),
             extras={name: cut(values) for name, values in self.extras.items()},
+            files={key: [values[number] for number in numbers] for key, values in self.files.items()},
         )
 
     @property

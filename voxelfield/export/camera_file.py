@@ -17,9 +17,9 @@ from voxelfield.files import atomic_write, check_suffix
 def save_cameras(path: Path | str, scene: Scene, folder: Path) -> None:
     """Writes the cameras of all loaded splits of a scene, for its image files at their original size.
 
-    Poses are camera to world, in the units and axes of the world, with OpenGL axes of the camera (x right, y up,
-    looking along -z). Intrinsics and sizes are for the image files, whatever size was loaded.
-    ``train_filenames`` and so on list the splits.
+    Frames name masks, depths and times too. Poses are camera to world, in the units and axes of the world, with OpenGL
+    axes of the camera (x right, y up, looking along -z). Intrinsics and sizes are for the image files, whatever size
+    was loaded. ``train_filenames`` and so on list the splits.
 
     Args:
         path: ``*.json``.
@@ -43,10 +43,14 @@ def _frames(split: Split, folder: Path, origin: Sequence[float]) -> list[dict[st
         raise ValueError("scene must be one whose images are files, got a split without paths")
     frames = []
     for index, path in enumerate(split.paths):
-        if not path.is_relative_to(folder):
-            raise ValueError(f"folder must contain the images of the scene, got {folder}, which has no {path}")
-        name = {"file_path": path.relative_to(folder).as_posix()}
-        frames.append(name | transforms_camera(split.cameras, index, image_size(path), origin))
+        frame = {"file_path": path, **{key: values[index] for key, values in split.files.items()}}
+        for key, value in frame.items():
+            if isinstance(value, Path):
+                if not value.is_relative_to(folder):
+                    raise ValueError(f"folder must contain the images of the scene, got {folder}, which has no {value}")
+                frame[key] = value.relative_to(folder).as_posix()
+        frame = {key: value for key, value in frame.items() if value is not None}
+        frames.append(frame | transforms_camera(split.cameras, index, image_size(path), origin))
     return frames
 
 

@@ -35,6 +35,7 @@ MAX_INLINE = 256 << 20
 
 _MAX_MEMORY = 2 << 30  # of textures, bytes
 _MAX_SIDE = 2048  # of a texture, in texels; browsers may offer fewer, and the page then says so
+_FILE = rb'"file": "((?:cells|blocks|log_density|values\d+|weights|environment)\.bin)"'  # in a page
 _PART = 12 << 20  # bytes that a page decodes at once
 _HARMONICS = 16  # of degree 3, which the page always computes
 
@@ -65,7 +66,7 @@ def save_web_page(folder: Path | str, model: Model, cameras: Cameras, title: str
         ValueError: The field is not one that ``render_baked_image`` draws or is too large for a browser, or there are
             no cameras.
         FloatingPointError: A density, feature or weight is not finite.
-        FileExistsError: There is an ``index.html`` that voxelfield has not written.
+        FileExistsError: There is an ``index.html``, or a file of data beside it, that voxelfield has not written.
         OSError: A file cannot be written.
     """
     check_not_empty(cameras)
@@ -80,6 +81,9 @@ def save_web_page(folder: Path | str, model: Model, cameras: Cameras, title: str
     beside = sum(map(len, stored.values())) > MAX_INLINE
     files = {name: f"{name}.bin" for name in stored if beside}
     parts = [(name, part) for name, data in stored.items() if not beside for part in _encoded(data)]
+    for file in files.values():
+        if not _is_data(page.with_name(file)):
+            raise FileExistsError(f"{page.with_name(file)} was not written by voxelfield: choose another folder")
     for name, file in files.items():
         with atomic_write(page.with_name(file)) as opened:
             opened.write(stored[name])
@@ -108,8 +112,14 @@ def save_web_page(folder: Path | str, model: Model, cameras: Cameras, title: str
 
 
 def _files_of(page: Path) -> set[str]:
-    """Returns the names of the files beside a page that it loads, none if there is no page."""
-    return set(re.findall(r'"file": "(\w+\.bin)"', page.read_text())) if page.exists() else set()
+    """Returns the names of the files of data beside a page that it loads, none if there is no page."""
+    named = re.findall(_FILE, page.read_bytes()) if page.exists() else []
+    return {name.decode() for name in named if _is_data(page.with_name(name.decode()))}
+
+
+def _is_data(path: Path) -> bool:
+    """Returns whether a file, if there is one, has compressed data, as those beside a page."""
+    return not path.exists() or (path.is_file() and path.read_bytes().startswith(b"\x78\x9c"))
 
 
 def check_drawable(field: RadianceField) -> None:

@@ -44,12 +44,19 @@ def copy_without_zeros(state: Any) -> Any:
 
 
 def put_back_zeros(state: Any, device: torch.device | str = "cpu") -> Any:
-    """Restores a state from the result of :func:`copy_without_zeros`, on a device; ValueError if it is damaged."""
+    """Restores a state from the result of :func:`copy_without_zeros`, on a device.
 
-    def restored(value: Any, _: str) -> Any:
+    Raises ValueError if it is damaged, or has a tensor of more bytes than are stored, such as one with a stride of 0.
+    """
+
+    def restored(value: Any, name: str) -> Any:
         if isinstance(value, dict):
-            return _unpack({key: x.to(device) if isinstance(x, Tensor) else x for key, x in value.items()})
-        return value.to(device) if isinstance(value, Tensor) else value
+            return _unpack({key: restored(x, name) if isinstance(x, Tensor) else x for key, x in value.items()})
+        if not isinstance(value, Tensor):
+            return value
+        if value.layout is not torch.strided or value.is_meta or value.nbytes > value.untyped_storage().nbytes():
+            raise ValueError(f"{name} must be a tensor that is stored in full, got {tuple(value.shape)}")
+        return value.to(device)
 
     return _map(state, restored, "state")
 

@@ -448,7 +448,7 @@ class VoxelGrid(Grid):
         self.working_copies = None  # copies of the old features
         if isinstance(saved, Tensor) and saved.dim() == 4 and saved.shape != self.features.shape:
             if saved.shape[-1] == self.channels:
-                for values in (self.features, saved):
+                for values in (self.features, nn.Parameter(saved, requires_grad=False)):
                     refuse_sharded(values, "load_state_dict of another resolution")
                 replace_values(self.features, self.features.new_empty(saved.shape))
             else:

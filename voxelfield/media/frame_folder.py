@@ -152,7 +152,7 @@ def farthest(cameras: Cameras, aabb: Tensor) -> float:
 def _digest(cameras: Cameras) -> str:
     digest = hashlib.sha256()
     lens = None if cameras.lens is None else cameras.lens.rows
-    for tensor in (cameras.c2w, cameras.intrinsics, lens, cameras.rolling):
+    for tensor in (cameras.c2w, cameras.intrinsics, lens, cameras.rolling, cameras.values.get("time")):
         if tensor is not None:
             digest.update(tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -41,7 +41,9 @@ def path_named(
     warp: Warp | None,
     render: Callable[[Cameras, int], View],
 ) -> Cameras:
-    """Returns one of the usual paths through a trained scene.
+    """Returns one of the usual paths through a trained scene, whose frames show the cameras' times in their order.
+
+    Other values of rays (:attr:`Cameras.values`) are those of the nearest camera.
 
     Args:
         name: One of :data:`PATHS`; None: a spiral for a field in normalised device coordinates, whose cameras face the
@@ -56,13 +58,22 @@ def path_named(
         ValueError: A spiral was asked for, but the middle camera sees nothing solid, or cameras face all directions.
     """
     if name == "interpolate":
-        return interpolate(cameras, frames)
-    if name == "orbit" or (name is None and (warp is None or not warp.is_forward_facing)):
-        return orbit(cameras, centre, frames)
-    target = seen_point(cameras, render)
-    if target is None and name is not None:
-        raise ValueError("path must be orbit or interpolate, because the middle camera sees no subject to circle")
-    return spiral(cameras, centre if target is None else target, frames)
+        path = interpolate(cameras, frames)
+    elif name == "orbit" or (name is None and (warp is None or not warp.is_forward_facing)):
+        path = orbit(cameras, centre, frames)
+    else:
+        target = seen_point(cameras, render)
+        if target is None and name is not None:
+            raise ValueError("path must be orbit or interpolate, because the middle camera sees no subject to circle")
+        path = spiral(cameras, centre if target is None else target, frames)
+    if not cameras.values:
+        return path
+    nearest = torch.cdist(path.c2w[:, :3, 3], cameras.c2w[:, :3, 3]).argmin(dim=1)
+    values = {key: value[nearest] for key, value in cameras.values.items()}
+    if "time" in values and values["time"].dim() == 1:
+        low, high = cameras.values["time"].aminmax()
+        values["time"] = low + (high - low) * torch.linspace(0, 1, frames)
+    return path.with_values(**values)
 
 
 def seen_point(cameras: Cameras, render: Callable[[Cameras, int], View]) -> Tensor | None:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import zipfile
+import zlib
 from collections.abc import Collection, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
 
 from voxelfield.files import atomic_write, open_regular
-from voxelfield.foundation.errors import is_out_of_memory
+from voxelfield.foundation.errors import is_out_of_memory, shown
 from voxelfield.foundation.zero_packing import copy_without_zeros, put_back_zeros
 from voxelfield.grids.boxes import check_box
-from voxelfield.messages import error_in_words
+from voxelfield.messages import error_in_words, reason_of
 from voxelfield.run_directory import checkpoints
 
 logger = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ def write_checkpoint(path: Path, packed: dict[str, Any]) -> None:
     try:
         with atomic_write(path) as file:
             torch.save(packed, file)
+            file.write(_seal(file, file.tell() - 2))
     except RuntimeError as error:
         # While an exception from the file propagates, torch tries to finish its archive, fails at that too, and reports
         # only "unexpected pos". The user needs to see the underlying cause: a full disk or Ctrl-C.
@@ -200,15 +202,16 @@ def _read(path: Path, device: torch.device | str, without: Collection[str]) -> d
         raise _foreign(path, "it lacks the keys 'format' and 'voxelfield'")
     if state["format"] != FORMAT:
         raise CheckpointVersionError(
-            f"{path} has format {state['format']}, written by voxelfield {state['voxelfield']}; this version "
-            f"({_version()}) reads format {FORMAT}: "
+            f"{path} has format {shown(state['format'])}, written by voxelfield {shown(state['voxelfield'])}; this "
+            f"version ({_version()}) reads format {FORMAT}: "
             + ("upgrade voxelfield" if state["format"] > FORMAT else "train again, or continue with that version")
         )
     try:
         wanted = {key: value for key, value in state.items() if key not in without}
         restored: dict[str, Any] = put_back_zeros(wanted, device)
-    except ValueError as error:
-        raise _foreign(path, str(error)) from error
+    except (ValueError, RecursionError) as error:
+        deep = isinstance(error, RecursionError)
+        raise _foreign(path, "its values are nested too deeply" if deep else reason_of(error)) from error
     return restored
 
 
@@ -217,10 +220,10 @@ def _foreign(path: Path, reason: str) -> CheckpointError:
 
 
 def check_whole(path: Path) -> None:
-    """Compares the tensors and values in a checkpoint with the checksums (CRC-32) of its archive, without loading them.
+    """Compares a checkpoint with its checksum (CRC-32), or without one with those of its archive's entries.
 
-    torch.load ignores these checksums: a flipped bit would become a wrong weight. Raises CheckpointError if they differ
-    or the file is something else.
+    torch.load compares none: a flipped bit would become a wrong weight. Raises CheckpointError if they differ or the
+    file is something else.
     """
     with path.open("rb") as file:
         # After a power failure, some file systems show zeros where data had not been written.
@@ -232,7 +235,12 @@ def check_whole(path: Path) -> None:
             entries = archive.infolist()
             # torch stores tensors uncompressed; decompressing a zip bomb would exhaust the memory.
             compressed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
-            whole = compressed or (sum(entry.file_size for entry in entries) <= size and archive.testzip() is None)
+            whole = compressed or sum(entry.file_size for entry in entries) <= size
+            if whole and not compressed:
+                # Without a checksum of the whole, as torch writes it, the archive ends with the length of no comment.
+                end = _seal(file, size - 27) if archive.comment else b"\0\0"
+                file.seek(size - len(end))
+                whole = file.read() == end and (archive.comment != b"" or archive.testzip() is None)
         except Exception:  # broken headers raise anything from EOFError to UnicodeDecodeError
             compressed = whole = False
     if compressed:
@@ -241,6 +249,14 @@ def check_whole(path: Path) -> None:
         raise CheckpointError(
             f"{path} is truncated or damaged ({size} bytes); resume=auto continues from the newest intact checkpoint"
         )
+
+
+def _seal(file: BinaryIO, size: int) -> bytes:
+    """Returns how an archive of ``size`` bytes ends: a comment with its checksum, after the comment's length."""
+    checksum = file.seek(0)
+    for begin in range(0, size, 1 << 20):
+        checksum = zlib.crc32(file.read(min(1 << 20, size - begin)), checksum)
+    return b"\x19\0voxelfield crc32 %08x" % checksum
 
 
 def _version() -> str:

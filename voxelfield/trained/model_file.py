@@ -27,6 +27,7 @@ from voxelfield import ops
 from voxelfield.components.registry import recorded
 from voxelfield.files import atomic_write, read_regular
 from voxelfield.foundation.checks import check_choice
+from voxelfield.foundation.errors import shown
 from voxelfield.grids.boxes import check_box
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.working_copies import Combination, sample_levels
@@ -172,7 +173,7 @@ def read_model_file(path: Path, device: torch.device) -> dict[str, Any]:
         raise ModelFileError(f"{path} is not a voxelfield model, or is damaged: {reason}") from error
     if version != FORMAT:
         remedy = "export the run again with this version" if version in range(FORMAT) else "upgrade voxelfield"
-        raise ModelFileError(f"{path} has format {version}; this version reads format {FORMAT}: {remedy}")
+        raise ModelFileError(f"{path} has format {shown(version)}; this version reads format {FORMAT}: {remedy}")
     if text != with_checksum(text[_CHECKSUM_DIGITS:], tensors):
         raise ModelFileError(f"{path} is damaged: its checksum does not match")
     with contents_of(path, ModelFileError):

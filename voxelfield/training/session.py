@@ -155,6 +155,12 @@ class Session:
             self._state = state = TrainingState(config, scene, self.device, self._images, components, losses, sampler)
         self.model, self.components, self.optimizers = state.model, state.components, state.optimizers
         self.field, self.occupancy = state.model.field, state.model.occupancy
+        times, inputs = scene.train.extras.get("time"), (*self.field.extra_inputs, *self.field.density_inputs)
+        if times is not None and "time" not in inputs and bool((times != times[:1]).any()) and processes.is_first():
+            _logger.warning(
+                "the photographs have different times, on which this field does not depend: it is static, and what "
+                "moves becomes blurred; choose the photographs of one moment, or a field that depends on 'time'"
+            )
 
     @property
     def diverged(self) -> bool:
