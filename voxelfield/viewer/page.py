@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -171,21 +170,18 @@ class ViewerPage:
         self.worker.close()
         stop_server(self.server)
 
-    def callback(
-        self, work: Callable[[Any], None], lock: AbstractContextManager[Any] | None = None
-    ) -> Callable[[Any], Coroutine[Any, Any, None]]:
-        """Returns a callback for a control, which viser runs in its event loop.
+    def callback(self, work: Callable[[Any], None], lock: Any = None) -> Callable[[Any], Coroutine[Any, Any, None]]:
+        """Returns a callback for a control; it calls ``work`` in a thread unless too many wait or the page is closed.
 
-        In a thread, it calls ``work`` with viser's handle of the client, or None if the value was set here; a
-        ValueError is shown to the client. Callbacks run one at a time, because they share the page, unless long work,
-        for which other controls need not wait, has a lock of its own. Once the page is closed, those that wait are
-        dropped, because the program ends only after these threads.
+        ``work`` gets viser's handle of the client, or None if the value was set here; a ValueError is shown to the
+        client. Callbacks run one at a time, because they share the page, unless long work, for which other controls
+        need not wait, has a lock of its own.
         """
 
         def run(client: Any) -> None:
             try:
                 with lock or self._lock:
-                    if not self.closed:
+                    if not self.closed:  # the program ends only after these threads
                         work(client)
             except Exception as error:
                 if client is not None and isinstance(error, ValueError):

@@ -211,10 +211,10 @@ class _Connection(ServerConnection):
         """Ends a connection at a message of too many frames, or at pings whose answers it does not read."""
         super().process_event(event)
         if isinstance(event, Frame):
-            if event.opcode in DATA_OPCODES:
-                self._parts = 0 if event.fin else self._parts + 1
-            else:
+            if event.opcode not in DATA_OPCODES:
                 self._pings = self._pings + 1 if self.paused else 0
+            else:
+                self._parts = 0 if event.fin else self._parts + 1
             if max(self._parts, self._pings) > MOST_FRAMES:
                 self._end(f"a message must have at most {MOST_FRAMES} frames, and answers to pings must be read")
 
