@@ -519,6 +519,56 @@ def test_masks_have_the_size_of_the_whole_images(tmp_path, split):
     assert torch.equal(voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=3).test.masks, averaged)
 
 
+def write_blender(folder: Path, split: Split) -> None:
+    write_nerfstudio(folder, split)
+    (folder / "transforms.json").rename(folder / "transforms_train.json")
+
+
+BESIDE = {"nerfstudio": write_nerfstudio, "blender": write_blender, "COLMAP": write_colmap, "LLFF": write_llff}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize("naming", ["{}_mask.png", "{}.png_mask.png", "dynamic_mask_{}.png"])
+def test_masks_beside_images_are_used_and_are_no_photographs(tmp_path, split, name, naming, caplog):
+    """Those of instant-ngp, whose names begin with dynamic, are white where pixels are ignored."""
+    BESIDE[name](tmp_path / "mine", split)
+    for stem, mask in some_masks().items():
+        image = next((tmp_path / "mine").rglob(f"{stem}.png"))
+        shown = np.where(mask > 0, 0, 255).astype(np.uint8) if naming.startswith("dynamic") else mask
+        Image.fromarray(shown).save(image.with_name(naming.format(stem)))
+    scene = voxelfield.load_scene(tmp_path / "mine", splits=None, holdout=0)
+    assert "have a pose" not in caplog.text
+    assert f"of {len(scene.train)} photographs, {len(some_masks())} have a mask beside them" in caplog.text
+    for view, found in zip(scene.train.names, scene.train.masks, strict=True):
+        assert torch.equal(found, torch.from_numpy(some_masks().get(view, np.full(found.shape, 255)) > 0))
+
+
+@pytest.mark.parametrize("name", ["nerfstudio", "LLFF"])
+def test_the_alpha_of_a_mask_without_black_counts(tmp_path, split, name):
+    write, mask = MASKED[name]
+    for folder in ("grey", "alpha"):
+        write(tmp_path / folder, split)
+        mask(tmp_path / folder, some_masks())
+    for path in (tmp_path / "alpha" / "masks").iterdir():
+        clear = Image.new("RGBA", Image.open(path).size, "white")
+        clear.putalpha(Image.open(path))
+        clear.save(path)
+    grey, alpha = (voxelfield.load_scene(tmp_path / folder).train.masks for folder in ("grey", "alpha"))
+    assert not grey.all()
+    assert torch.equal(grey, alpha)
+
+
+@pytest.mark.parametrize("write", [write_nerfstudio, write_nsvf])
+def test_photographs_without_a_pose_are_counted(tmp_path, split, write, caplog):
+    write(tmp_path / "mine", split)
+    images = next((tmp_path / "mine").rglob("*.png")).parent
+    Image.new("RGB", (8, 8)).save(images / "more.png")
+    count = len(list(images.iterdir()))
+    voxelfield.load_scene(tmp_path / "mine", splits=None)
+    expected = f"{count - 1} of {count} photographs in {images} have a pose; the others are left out, the first is more"
+    assert caplog.text.count(expected) == 1
+
+
 @pytest.mark.parametrize("name", MASKED)
 def test_a_missing_mask_is_named(tmp_path, split, name):
     write, mask = MASKED[name]

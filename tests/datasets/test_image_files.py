@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import sys
@@ -176,6 +177,25 @@ def test_an_unreadable_folder_is_not_taken_for_an_empty_one(tmp_path, monkeypatc
     monkeypatch.setattr(Path, "iterdir", refuse)
     with pytest.raises(PermissionError, match="Permission denied"):
         image_files(tmp_path)
+
+
+def test_neither_hidden_files_nor_masks_count_as_photographs(tmp_path):
+    names = ["a.jpg", "a_mask.png", "b.png", "b.png_mask.png", "c.1.png", "dynamic_mask_c.1.png", "other_mask.png"]
+    for name in (*names, "._a.jpg", ".thumbnails/a.jpg", "in/._a.jpg", "in/a.PNG", "in/a_MASK.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    found = [path.relative_to(tmp_path).as_posix() for path in image_files(tmp_path, "**/*")]
+    assert found == ["a.jpg", "b.png", "c.1.png", "in/a.PNG", "other_mask.png"]
+    assert [path.name for path in image_files(tmp_path, masks=True)] == sorted(names)
+
+
+@pytest.mark.parametrize("size", [(13_400, 13_400), (19_200, 9_600)])
+def test_the_refusal_of_an_image_above_the_limit_of_pillow_says_how_to_go_on(tmp_path, size):
+    (tmp_path / "panorama.png").write_bytes(raw_png(*size, 8, b""))
+    expected = rf"unreadable image \(Image size \({math.prod(size)} pixels\) exceeds limit of \d+ pixels: shrink the"
+    with pytest.raises(ValueError, match=expected) as caught:
+        image_size(tmp_path / "panorama.png")
+    assert "attack" not in str(caught.value)
 
 
 def test_damaged_exif_matters_only_where_it_is_read(tmp_path):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import inspect
 import pkgutil
 import re
+import weakref
 
 import pytest
 import torch
@@ -417,6 +419,26 @@ def assert_mapped_or_refused(function, several, name):
     for row, x in enumerate(several):
         for one, other in zip(actual, function(x), strict=True):
             torch.testing.assert_close(one[row], other)
+
+
+@every_argument
+def test_a_backward_pass_leaves_nothing_to_the_garbage_collector(op, argument):
+    """A graph that stays alive keeps memory, and no CUDA graph can be captured as long as it exists."""
+    inputs, call = CALLS[op]
+    inputs = inputs()
+    leaf = inputs[argument].requires_grad_()
+    gc.collect()
+    gc.disable()
+    try:
+        argument_of_op = leaf * 1
+        results = [y for y in floats(call(**{**inputs, argument: argument_of_op})) if y.requires_grad]
+        if results:
+            torch.autograd.backward([y.sum() for y in results])
+        alive = weakref.ref(argument_of_op)
+        del argument_of_op, results
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.usefixtures("_no_slow_vmap")

@@ -172,6 +172,9 @@ def _photographs_of(source: Path) -> list[Path] | None:
             raise ValueError(f"the source must be a folder of photographs or a video, got the one photograph {source}")
         return None
     photographs = photographs_in(source)
+    masks = sorted({*image_files(source, masks=True)} - {*image_files(source)})
+    if masks:
+        logger.warning("%s: %d masks are not used, the first is %s", source, len(masks), masks[0].name)
     if len(photographs) < 2:
         known = ", ".join(IMAGE_SUFFIXES)
         raise ValueError(f"{source}: must contain at least 2 photographs ({known}), got {len(photographs)}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from voxelfield.datasets.images import CUT_OUT, in_threads, read_opacity
+from voxelfield.datasets.images import CUT_OUT, image_files, in_threads, read_opacity
 from voxelfield.datasets.measures import transparency
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, cameras_of, check_poses_of, present_photos, read_split
@@ -43,8 +43,11 @@ def load_capture(
     listed: Mapping[str, Collection[Path]] | None = None,
     points: Tensor | None = None,
     stated_box: Tensor | None = None,
+    images: Path | None = None,
 ) -> Scene:
     """Makes a scene of the photographs of a capture, whose format need not list splits.
+
+    A warning says how many others lie beside them, which have no pose.
 
     Args:
         folder: The scene's folder; its name becomes the scene's.
@@ -56,6 +59,7 @@ def load_capture(
             are the ones in no list.
         points: As for :func:`assemble`.
         stated_box: As for :func:`assemble`.
+        images: The folder of all photographs; None: the folders that they are in.
 
     Raises:
         FileNotFoundError: Images are missing.
@@ -63,6 +67,16 @@ def load_capture(
     """
     check_poses_of(source, photos)
     there = present_photos(folder, source, photos, options.missing_images or "skip")
+    known = {path for photo in photos for path in (photo.path, photo.mask, photo.alpha, photo.depth, photo.shrunk)}
+    folders = {photo.path.parent for photo in there} if images is None else {images}
+    patterns = {each: "*" if each == folder else "**/*" for each in folders}
+    others = {path for each, pattern in patterns.items() for path in image_files(each, pattern)} - known
+    if others:
+        count, first = len({photo.path for photo in there}), min(others)
+        logger.warning(
+            "%s: %d of %d photographs in %s have a pose; the others are left out, the first is %s",
+            *(source, count, count + len(others), images or first.parent, first.name),
+        )
     # So that the order in which a file lists them is of no consequence.
     there = sorted(there, key=lambda photo: photo.path.as_posix())
     lack = [photo.path for photo in there if photo.shrunk is None]

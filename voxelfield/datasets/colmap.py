@@ -20,7 +20,6 @@ import torch
 
 from voxelfield.datasets.assembly import load_capture
 from voxelfield.datasets.image_paths import mask_path
-from voxelfield.datasets.images import image_files
 from voxelfield.datasets.lenses import CAMERA_MODELS, photo_lens
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, scaled, with_shrunk_images
@@ -63,14 +62,6 @@ def load_colmap(folder: Path, options: LoadOptions) -> Scene:
     if not posed:
         raise ValueError(f"{source}: the model must have images with poses, got none of {len(model.images)}")
     paths = _image_paths(images, [_name(source, image) for image in posed])
-    known = set(paths)
-    without_pose = [path for path in image_files(images, "**/*") if path not in known]
-    if without_pose:
-        there = sum(path.is_file() for path in paths)
-        logger.warning(
-            "%s: %d of %d photographs in %s have a pose; the others are left out, the first is %s",
-            *(source, there, there + len(without_pose), images, without_pose[0].name),
-        )
     masks = images.with_name("masks")
     photos = []
     for path, image in zip(paths, posed, strict=True):
@@ -80,7 +71,8 @@ def load_colmap(folder: Path, options: LoadOptions) -> Scene:
     if options.depth:
         photos = _with_observations(source, photos, posed, model)
     points = _points(source, list(model.points3D.values()))
-    return load_capture(folder, source, with_shrunk_images(photos, images, options.downscale), options, points=points)
+    photos = with_shrunk_images(photos, images, options.downscale)
+    return load_capture(folder, source, photos, options, points=points, images=images)
 
 
 def is_colmap(folder: Path) -> bool:

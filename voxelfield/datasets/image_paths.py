@@ -105,9 +105,9 @@ def _like(folder: Path, index: Mapping[str, set[str]], name: str) -> str | None:
 
 
 def images_within(folder: Path) -> list[str]:
-    """Lists the image files in a folder and its subfolders, relative to it and with slashes, without hidden ones."""
-    paths = [path.relative_to(folder) for path in image_files(folder, "**/*") if path.is_file()]
-    return [path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts)]
+    """Lists the image files in a folder and its subfolders, with masks, relative to it and with slashes."""
+    paths = image_files(folder, "**/*", masks=True)
+    return [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
 
 
 def why_missing(folder: Path, wanted: Path) -> str:
@@ -145,10 +145,10 @@ def _bare(path: str) -> str:
 
 
 def mask_path(masks: Path, image: Path) -> Path:
-    """Returns the file of an image's mask, ``a.jpg.png`` (COLMAP's own name) or ``a.png``, which need not exist.
+    """Returns the file of an image's mask, which need not exist; the path of the image is relative to its folder.
 
-    The path of the image ``a.jpg`` is relative to the folder of images.
+    It is ``a.jpg.png`` (COLMAP's own name) for the image ``a.jpg``, or else ``a.png``, ``a.jpg`` or ``a_mask.png``.
     """
-    as_colmap_names_it = masks / image.with_name(f"{image.name}.png")
-    by_stem = masks / image.with_suffix(".png")
-    return by_stem if by_stem.exists() and not as_colmap_names_it.exists() else as_colmap_names_it
+    names = (f"{image.name}.png", f"{image.stem}.png", image.name, f"{image.stem}_mask.png", f"{image.name}_mask.png")
+    paths = [masks / image.with_name(name) for name in names]
+    return next(filter(Path.exists, paths), paths[0])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import ExifTags, Image, TiffImagePlugin
+from PIL import ExifTags, Image, ImageChops, TiffImagePlugin
 from torch import Tensor
 
 from voxelfield import processes
@@ -42,12 +43,28 @@ _NEWS_EVERY = 10.0
 
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
 
+# Stems of masks beside an image a.jpg: a_mask, a.jpg_mask (3DGRUT, Metashape) and dynamic_mask_a (instant-ngp).
+_MASK = re.compile(r"^(?:dynamic_)?mask_(.+)$|^(.+?)(?:\.[a-z]{3,4})?[._-]mask$", re.IGNORECASE)
 
-def image_files(folder: Path, pattern: str = "*") -> list[Path]:
-    """Lists the image files of a folder, which need not exist, sorted by path; ``**/*`` includes its subfolders."""
+
+def image_files(folder: Path, pattern: str = "*", *, masks: bool = False) -> list[Path]:
+    """Lists the image files of a folder, which need not exist, sorted by path; ``**/*`` includes its subfolders.
+
+    Hidden files, such as a Mac's ``._NAME.jpg``, are left out, and so are :func:`masks_beside` unless asked for.
+    """
     if folder.is_dir():
         next(folder.iterdir(), None)  # raises an error for an unreadable folder, in which glob finds nothing
-    return sorted(path for path in folder.glob(pattern) if path.suffix.lower() in IMAGE_SUFFIXES)
+    paths = sorted(path for path in folder.glob(pattern) if path.suffix.lower() in IMAGE_SUFFIXES)
+    paths = [path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    left_out = set() if masks else set(masks_beside(paths).values())
+    return [path for path in paths if path not in left_out]
+
+
+def masks_beside(paths: Iterable[Path]) -> dict[Path, Path]:
+    """Returns, of some image files, those that are masks of others that lie beside them, by the paths of these."""
+    by_stem = {path.with_suffix(""): path for path in paths}
+    images = {path: by_stem.get(path.parent / _MASK.sub(r"\1\2", path.stem)) for path in by_stem.values()}
+    return {image: path for path, image in images.items() if image is not None and image != path}
 
 
 def read_array(path: Path) -> npt.NDArray[Any]:
@@ -137,6 +154,9 @@ def _read_grey(path: Path, size: Size) -> Image.Image:
         raise FileNotFoundError(f"{path}: no such mask")
     with open_image(path) as image:
         grey = _converted(image, "L")
+        # Where nothing is black, the mask is the alpha channel, if there is one.
+        if grey.getextrema()[0] != 0 and ("A" in image.getbands() or "transparency" in image.info):
+            grey = ImageChops.darker(grey, image.convert("RGBA").getchannel("A"))
     if grey.size != size:
         found = f"{grey.size[0]}x{grey.size[1]}"
         raise ValueError(f"{path}: size must be {size[0]}x{size[1]}, like that of its image, got {found}")
@@ -144,10 +164,15 @@ def _read_grey(path: Path, size: Size) -> Image.Image:
 
 
 def read_masks(
-    paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size], local_slice: slice | None = None
+    paths: Sequence[Path | None],
+    sizes: Sequence[Size],
+    shown: Sequence[Size],
+    white: Sequence[bool],
+    local_slice: slice | None = None,
 ) -> Tensor:
-    """Reads the masks of a split's images, as (N, H, W) bool: True where a pixel counts, which is not black.
+    """Reads the masks of a split's images, as (N, H, W) bool: True where a pixel counts.
 
+    That is where a mask is not black, but for the masks of which ``white`` is True, where it is black.
     The N files must have the N ``sizes``; None where an image has no mask, and all of its pixels count. The images are
     ``shown`` at other sizes: of several pixels that are averaged into one all must count. The masks have the same room
     as the images of :func:`read_images`, and ``local_slice`` is that of the images.
@@ -160,12 +185,13 @@ def read_masks(
     def fill(index: int, plane: npt.NDArray[Any]) -> None:
         if (path := paths[index]) is None:
             return
-        ignored = np.asarray(_read_grey(path, sizes[index])) == 0
+        ignored = (np.asarray(_read_grey(path, sizes[index])) == 0) != white[index]
         if shown[index] != sizes[index]:
             part = Image.fromarray(ignored.astype(np.float32)).resize(shown[index], Image.Resampling.BOX)
             ignored = np.asarray(part) > 0
         if ignored.all():
-            raise ValueError(f"{path}: must leave some pixels of the image, got a mask that is black throughout")
+            colour = ("black", "white")[white[index]]
+            raise ValueError(f"{path}: must leave some pixels of the image, got a mask that is {colour} throughout")
         plane[: ignored.shape[0], : ignored.shape[1]] = ignored
 
     return ~_stacked(shown, local_slice, (), np.bool_, fill)[0]
@@ -270,6 +296,8 @@ def open_image(path: Path, upright: bool = False, depth: bool = False) -> Iterat
         reason = reason_of(error)
         if isinstance(error, Image.UnidentifiedImageError):  # Pillow's own words repeat the path
             reason = f"not a {_FORMAT_NAMES} image"
+        elif isinstance(error, Image.DecompressionBombError):
+            reason = f"{reason.partition(',')[0]}: shrink the file itself, for example to half its width and height"
         raise ValueError(f"{path}: unreadable image ({reason})") from error
 
 

@@ -40,7 +40,7 @@ def load_nsvf(folder: Path, options: LoadOptions) -> Scene:
     images = {path.stem: path for path in image_files(folder / "rgb")}
     photos = []
     listed: dict[str, set[Path]] = {name: set() for name in _SPLITS.values()}
-    for file in sorted(source.glob("*.txt")):
+    for file in sorted(source.glob("[!.]*.txt")):
         split = _SPLITS.get(file.name[0])
         if split is None:
             raise ValueError(f"{file}: the name must begin with 0, 1 or 2, got {file.name!r}")

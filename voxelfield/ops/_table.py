@@ -92,6 +92,7 @@ class Op:
 
     Attributes:
         raw: The overload of the raw op, ``torch.ops.voxelfield.NAME.default``.
+        derivative: Its kind: ``"gradients"``, ``"last"``, ``"formula"`` or ``"none"``.
         arguments: The names of all arguments, in the order of the schema.
         tensors: The names of those that are tensors or lists of tensors.
         written: The places of those that the op writes to.
@@ -119,10 +120,11 @@ class Op:
     _apply: Callable[..., Any] | None = field(default=None, init=False)
     _check: Callable[..., None] | None = field(default=None, init=False)
 
-    @property
-    def derivative(self) -> str:
-        """The kind of derivative: ``"gradients"``, ``"last"``, ``"formula"`` or ``"none"``."""
-        return "formula" if self.formula else "gradients" if self.gradients else "last" if self.refusal else "none"
+    derivative: str = field(default="none", init=False)
+
+    def __post_init__(self) -> None:
+        kinds = {"formula": self.formula, "gradients": self.gradients, "last": self.refusal, "none": True}
+        self.derivative = next(kind for kind, given in kinds.items() if given is not None)
 
     def register(self) -> None:
         """Reads the schema, and registers shapes, derivative, batching rule and version counters with torch."""
@@ -195,7 +197,7 @@ class Op:
 
     def _named_tensors(self, arguments: Sequence[Any]) -> dict[str, Tensor]:
         """Returns the tensors among the arguments, those in lists as NAME[i]."""
-        named = {}
+        named: dict[str, Any] = {}
         for name, x in zip(self.arguments, arguments, strict=True):
             if isinstance(x, (list, tuple)):
                 named |= {f"{name}[{i}]": each for i, each in enumerate(x)}
@@ -360,7 +362,7 @@ def _function_of(op: Op) -> type[OpFunction]:
 
     def run_backward(named: dict[str, Any], **more: Any) -> dict[str, Any]:
         backward = TABLE[backward_name]
-        named.update(more)
+        named = named | more
         assert backward._apply is not None
         found = backward._apply(*[named[name] for name in backward.arguments])
         found = found if isinstance(found, tuple) else (found,)
@@ -395,7 +397,8 @@ def _function_of(op: Op) -> type[OpFunction]:
             needs = dict(zip(op.arguments, op.nested(ctx.needs_input_grad), strict=True))
             if "needs" in parameters:
                 named["needs"] = {name for name, need in needs.items() if any(_unpacked([need]))}
-            named["backward"] = partial(run_backward, named)
+            # A copy, because a cycle would keep the graph alive, and with it streams that no CUDA graph may wait for.
+            named["backward"] = partial(run_backward, dict(named))
             found = gradients(**{name: named[name] for name in parameters})
             flat: list[MaybeTensor] = []
             for name, need in needs.items():
