@@ -173,7 +173,7 @@ def measure(page: ViewerPage, options: argparse.Namespace, found: dict[str, Any]
     page.view.rows.value = options.size
     if options.rate is not None:
         page.view.rate.value = options.rate
-    found["wished"] = page.worker.frames_per_second
+    found["wished"] = float(page.view.rate.value)
 
     async def both(client: Client) -> None:
         found.update(await measure_throughput(client, options.seconds))

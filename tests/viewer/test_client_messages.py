@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import socket
+import threading
 import time
 from types import SimpleNamespace
 
@@ -13,10 +15,11 @@ from viewer_scene import served_page
 
 pytest.importorskip("viser")
 
-from viewer_client import Client
+from viewer_client import CAMERA, Client
 from websockets.exceptions import InvalidStatus
 
 from voxelfield.viewer import server
+from voxelfield.viewer.page import MOST_WAITING
 from voxelfield.viewer.server import LARGEST_MESSAGE, RefusedMessageError, control_value
 
 PATIENCE = 60
@@ -195,6 +198,45 @@ def test_callbacks_run_one_after_another(page, client, monkeypatch):
     eventually(lambda: page.path.keys == [])
 
 
+def test_clicks_that_wait_are_limited_and_end_with_the_page(monkeypatch):
+    with served_page() as page, Client(page.address.port) as client:
+        client.look()
+        started, release = [], threading.Event()
+
+        def slow(keys):
+            started.append(keys)
+            assert release.wait(PATIENCE)
+
+        monkeypatch.setattr(page.path, "change", slow)
+        for _ in range(3 * MOST_WAITING):
+            client.set(page.path.add, True)
+        client.set(page.view.rows, 120)
+        eventually(lambda: page.view.rows.value == 120)
+        assert page._threads._work_queue.qsize() == 0
+        threads = list(page._threads._threads)
+        assert len(threads) == MOST_WAITING
+        page.close()
+        release.set()
+        page._threads.shutdown()
+        assert len(started) == 1
+
+
+def test_closing_the_page_ends_the_reading_of_photographs(monkeypatch):
+    with served_page() as page:
+        read, frustum = [], page.cameras._frustum
+
+        def slow(name, *photograph):
+            read.append(name)
+            page.close()
+            return frustum(name, *photograph)
+
+        monkeypatch.setattr(page.cameras, "_frustum", slow)
+        page.cameras.shown.value = True
+        eventually(lambda: read)
+        page._threads.shutdown()
+    assert len(read) == 1 < len(page.cameras.photographs)
+
+
 def test_a_callback_that_fails_is_one_line(page, client, monkeypatch, capfd, caplog):
     def fail(keys):
         raise RuntimeError("no such path")
@@ -280,6 +322,56 @@ def test_connections_are_limited(page, monkeypatch):
     with Client(page.address.port) as third:
         third.look()
         third.receive("BackgroundImageMessage")
+
+
+def frame(opcode: int, data: bytes, *, last: bool = True) -> bytes:
+    return bytes([128 * last | opcode, 128 | len(data)]) + bytes(4) + data
+
+
+@pytest.mark.parametrize(
+    ("first", "repeated"),
+    [
+        (b"", frame(9, bytes(125))),  # pings whose answers are not read
+        (frame(2, b"", last=False), frame(0, b"", last=False)),  # a message that never ends
+        (frame(1, b"a", last=False), frame(0, b"a", last=False)),
+    ],
+)
+def test_unfinished_uploads_do_not_fill_the_memory(page, first, repeated):
+    import viser
+
+    opening = OPENING + f"Sec-WebSocket-Protocol: viser-v{viser.__version__}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", page.address.port), timeout=PATIENCE) as browser:
+        browser.sendall(opening + first)
+        with pytest.raises(ConnectionError):
+            browser.sendall(repeated * ((12 << 20) // len(repeated)))
+
+
+def test_pings_and_messages_in_a_few_frames_are_answered(page, client):
+    import msgspec
+
+    for _ in range(3 * server.MOST_FRAMES):
+        assert client.socket.ping().wait(PATIENCE)
+    data = msgspec.msgpack.encode({"type": "ViewerCameraMessage", **CAMERA, "image_height": 44})
+    client.socket.send(data[start : start + 8] for start in range(0, len(data), 8))
+    camera = next(reversed(page.server.get_clients().values())).camera
+    eventually(lambda: camera.image_height == 44)
+
+
+def test_connections_that_are_not_opened_are_limited(page, monkeypatch):
+    eventually(lambda: not page.server.get_clients())
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 2)
+    with contextlib.ExitStack() as stack:
+        waiting = []
+        for _ in range(10):
+            waiting.append(stack.enter_context(socket.create_connection(("127.0.0.1", page.address.port))))
+            waiting[-1].settimeout(PATIENCE)
+            waiting[-1].sendall(b"GET / HTTP/1.1\r\n")
+        for refused in waiting[4:]:
+            with contextlib.suppress(ConnectionError):
+                assert refused.recv(1) == b""
+        waiting[0].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            waiting[0].recv(1)
 
 
 PROBES = (

@@ -8,8 +8,8 @@ import math
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -47,6 +47,7 @@ PATH_FILE = "camera_path.json"
 
 MOST_KEYS = 500  # key cameras of a path
 MOST_FRAMES = 36_000  # of a path: ten minutes at 60 frames per second
+MOST_WAITING = 32  # uses of controls that wait for their turn; further ones are ignored
 _SECONDS_BETWEEN_FILES = 1.0
 _SECONDS_BETWEEN_STATUS = 0.5
 
@@ -110,6 +111,7 @@ class ViewerPage:
         extent: Its diagonal, world units.
         background: Colour behind the scene, three numbers from 0 to 255.
         home: The initial viewpoint.
+        closed: Whether :meth:`close` has been called.
 
     Raises:
         ValueError: The port has just been taken by another program.
@@ -134,7 +136,10 @@ class ViewerPage:
         self.background = tuple(to_uint8(run.model.background).tolist())
         self.origin = run.config.scene.origin
         self.home, up = first_view(run, photographs)
+        self.closed = False
         self._lock = threading.RLock()
+        self._free_threads = threading.Semaphore(MOST_WAITING)
+        self._threads = ThreadPoolExecutor(MOST_WAITING, "viewer")
         self.server = start_server(address, f"voxelfield: {run.config.scene.name}")
         device = run.model.device
         rate = _RATE_CUDA if device.type == "cuda" else _RATE_CPU
@@ -162,28 +167,34 @@ class ViewerPage:
         """Stops serving."""
         from voxelfield.viewer.server import stop_server
 
+        self.closed = True
         self.worker.close()
         stop_server(self.server)
 
-    def callback(
-        self, work: Callable[[Any], None], lock: AbstractContextManager[Any] | None = None
-    ) -> Callable[[Any], None]:
-        """Returns a callback for a control, which viser runs in a thread of its pool.
+    def callback(self, work: Callable[[Any], None], lock: Any = None) -> Callable[[Any], Coroutine[Any, Any, None]]:
+        """Returns a callback for a control; it calls ``work`` in a thread unless too many wait or the page is closed.
 
-        It calls ``work`` with viser's handle of the client, or None if the value was set here; a ValueError is shown to
-        the client. Callbacks run one at a time, because they share the page, unless long work, for which other controls
+        ``work`` gets viser's handle of the client, or None if the value was set here; a ValueError is shown to the
+        client. Callbacks run one at a time, because they share the page, unless long work, for which other controls
         need not wait, has a lock of its own.
         """
 
-        def call(event: Any) -> None:
+        def run(client: Any) -> None:
             try:
                 with lock or self._lock:
-                    work(event.client)
+                    if not self.closed:  # the program ends only after these threads
+                        work(client)
             except Exception as error:
-                if event.client is not None and isinstance(error, ValueError):
-                    event.client.add_notification("This is not possible", str(error), color="red")
+                if client is not None and isinstance(error, ValueError):
+                    client.add_notification("This is not possible", str(error), color="red")
                 else:
                     logger.error("viewer: a browser's request failed: %s: %s", type(error).__name__, error)
+            finally:
+                self._free_threads.release()
+
+        async def call(event: Any) -> None:
+            if self._free_threads.acquire(blocking=False):
+                self._threads.submit(run, event.client)
 
         return call
 
@@ -311,7 +322,8 @@ class CamerasPanel:
 
     def _show(self) -> None:
         if self.shown.value and not self.frusta:
-            self.frusta = [self._frustum(name, *photograph) for name, photograph in self.photographs.items()]
+            photographs = self.photographs.items()
+            self.frusta = [self._frustum(name, *each) for name, each in photographs if not self._page.closed]
         self.update_visibility()
 
     def _frustum(self, name: str, split: Split, index: int) -> Any:

@@ -24,6 +24,7 @@ import viser
 import websockets.asyncio.server
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.frames import DATA_OPCODES, Frame
 from websockets.http11 import Request, Response
 from websockets.sync.client import connect
 
@@ -35,9 +36,10 @@ from voxelfield.viewer.address import Address
 
 logger = logging.getLogger(__name__)
 
-MOST_CONNECTIONS = 32
+MOST_CONNECTIONS = 32  # twice as many with those that are being opened or closed
 MESSAGES_PER_SECOND = 300  # that are read from a connection, on average; further ones wait in the browser
 LARGEST_MESSAGE = 1 << 16  # bytes
+MOST_FRAMES = 100  # of a message, and pings while the browser does not read the answers
 LARGEST_CANVAS = 8192  # pixels along a side of a browser's canvas
 
 _SHORTEST = 1e-6  # relative length below which the direction of a vector is lost in rounding
@@ -197,6 +199,28 @@ class _Connection(ServerConnection):
         self._control_of = control_of
         self._log = log
         self._paid_until = 0.0
+        self._parts = self._pings = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ends a connection if too many others are open, or are being opened or closed."""
+        super().connection_made(transport)
+        if len(self.server.handlers) > 2 * MOST_CONNECTIONS:
+            self._end(f"at most {2 * MOST_CONNECTIONS} connections may be open, opening or closing")
+
+    def process_event(self, event: Any) -> None:
+        """Ends a connection at a message of too many frames, or at pings whose answers it does not read."""
+        super().process_event(event)
+        if isinstance(event, Frame):
+            if event.opcode not in DATA_OPCODES:
+                self._pings = self._pings + 1 if self.paused else 0
+            else:
+                self._parts = 0 if event.fin else self._parts + 1
+            if max(self._parts, self._pings) > MOST_FRAMES:
+                self._end(f"a message must have at most {MOST_FRAMES} frames, and answers to pings must be read")
+
+    def _end(self, reason: str) -> None:
+        self._log.warn(f"a browser was disconnected: {reason}")
+        self.transport.abort()
 
     async def recv(self, decode: bool | None = None) -> Any:
         """Returns the next valid message, and closes the connection at an invalid one."""
