@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from voxelfield.datasets.assembly import load_capture
-from voxelfield.datasets.image_paths import mask_path
+from voxelfield.datasets.image_paths import mask_path, on_disk
 from voxelfield.datasets.lenses import CAMERA_MODELS, photo_lens
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, scaled, with_shrunk_images
@@ -45,6 +45,9 @@ _LAYOUTS = (
     ("dense/sparse", "dense/images"),
     ("dense/0/sparse", "dense/0/images"),
 )
+
+# Names of the files of a model, without suffix.
+_FILES = ("images", "cameras", "points3D")
 
 _POSE = 7 * 8  # bytes of a quaternion and a translation, of doubles
 _SENSOR = 4 + 4  # of its type and its number
@@ -88,7 +91,8 @@ def find_model(folder: Path, number: int | None) -> tuple[Path, Path]:
     ``sparse/0`` and ``sparse/1``, are reconstructions of parts that COLMAP could not join.
     """
     found = [(folder / models, folder / images) for models, images in _LAYOUTS if _models_in(folder / models)]
-    models_folder, images = next((each for each in found if each[1].is_dir()), found[0])
+    # The first that has all of this; min keeps their order.
+    models_folder, images = min(found, key=lambda each: (not _has(_models_in(each[0])[0]), not each[1].is_dir()))
     models = _models_in(models_folder)
     if number is not None:
         named = next((model for model in models if model.name == str(number)), None)
@@ -109,15 +113,22 @@ def find_model(folder: Path, number: int | None) -> tuple[Path, Path]:
 
 
 def _models_in(folder: Path) -> list[Path]:
-    """Returns the models in numbered folders, sorted by number; else the folder itself if it is a model."""
-    numbered = [child for child in folder.glob("*") if child.name.isdecimal() and _is_model(child)]
-    if numbered:
-        return sorted(numbered, key=lambda child: (int(child.name), child.name))
-    return [folder] if _is_model(folder) else []
+    """Returns the models in numbered folders, sorted by number; else the folder itself if it is a model.
+
+    Those without a file of images, which cannot be read, only count if there is no other.
+    """
+    for names in (_FILES[:1], _FILES):
+        numbered = [child for child in folder.glob("*") if child.name.isdecimal() and _has(child, names)]
+        if numbered:
+            return sorted(numbered, key=lambda child: (int(child.name), child.name))
+        if _has(folder, names):
+            return [folder]
+    return []
 
 
-def _is_model(folder: Path) -> bool:
-    return any((folder / f"images.{suffix}").is_file() for suffix in ("bin", "txt"))
+def _has(folder: Path, names: Sequence[str] = _FILES[:1]) -> bool:
+    """Returns whether a folder has one of some files of a model."""
+    return any((folder / f"{name}.{suffix}").is_file() for name in names for suffix in ("bin", "txt"))
 
 
 def _is_binary(folder: Path) -> bool:
@@ -153,6 +164,11 @@ def _names_in_text(folder: Path) -> dict[int, bytes]:
 def _read_model(source: Path) -> Any:
     pycolmap = import_optional("pycolmap", "read a COLMAP model", "colmap")
     is_binary = _is_binary(source)
+    lacking = {s: [f"{name}.{s}" for name in _FILES if not (source / f"{name}.{s}").is_file()] for s in ("bin", "txt")}
+    if all(lacking.values()):
+        wanted = "cameras, images and points3D, all .bin or all .txt"
+        names = " and ".join(min(lacking.values(), key=len))
+        raise FileNotFoundError(f"{source}: a COLMAP model must have {wanted}, got no {names}")
     if is_binary:
         check_binary_model(source)
     try:
@@ -175,8 +191,8 @@ def _image_paths(images: Path, names: Sequence[str]) -> list[Path]:
     folders = (images, images.parent)
     exist = [any((base / name).is_file() for base in folders) for name in names]
     names = [name if exists else name.replace("\\", "/") for name, exists in zip(names, exist, strict=True)]
-    base = next((base for base in folders if any((base / name).is_file() for name in names)), images)
-    return [base / name for name in names]
+    base = next((base for base in folders if any(on_disk(base / name).is_file() for name in names)), images)
+    return [on_disk(base / name) for name in names]
 
 
 def _name(source: Path, image: Any) -> str:

@@ -6,11 +6,13 @@ only looked for within the scene's folder.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import logging
 import os
 import posixpath
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -82,7 +84,22 @@ def _existing(folder: Path, path: str) -> str | None:
     """Returns the file within a folder that a relative path stands for, if there is one."""
     if _leaves(path):
         return None
-    return next((path for path in _with_suffixes(path) if (folder / path).is_file()), None)
+    found = next((path for path in map(on_disk, map(folder.joinpath, _with_suffixes(path))) if path.is_file()), None)
+    return found and found.relative_to(folder).as_posix()
+
+
+def on_disk(path: Path) -> Path:
+    """Returns a path, or the existing one that differs from it in the form of Unicode only, as after a copy from a Mac.
+
+    "é" is one character (NFC) or two (NFD); most file systems take them for different names.
+    """
+    if str(path).isascii() or path.exists():
+        return path
+    with contextlib.suppress(OSError):
+        name = unicodedata.normalize("NFC", path.name)
+        alike = (each for each in on_disk(path.parent).iterdir() if unicodedata.normalize("NFC", each.name) == name)
+        return next(alike, path)
+    return path
 
 
 def _leaves(path: str) -> bool:
@@ -151,4 +168,4 @@ def mask_path(masks: Path, image: Path) -> Path:
     """
     names = (f"{image.name}.png", f"{image.stem}.png", image.name, f"{image.stem}_mask.png", f"{image.name}_mask.png")
     paths = [masks / image.with_name(name) for name in names]
-    return next(filter(Path.exists, paths), paths[0])
+    return next(filter(Path.exists, map(on_disk, paths)), paths[0])
