@@ -33,8 +33,7 @@ OUTPUTS = ("images", "sparse", REPORT)
 # Formats and suffixes that COLMAP reads; other photographs become PNG. Phones write MPO, an extended JPEG, as .jpg.
 _READABLE, _READABLE_SUFFIXES = ("PNG", "JPEG", "MPO"), (".png", ".jpg", ".jpeg")
 _JPEG_QUALITY = 95
-
-# Of FFmpeg's formats of videos, those that consist of one file. Others are lists of files and addresses.
+# FFmpeg's formats of videos that consist of one file. Others are lists of files and addresses.
 _FORMATS = "mov,matroska,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,mxf,gif,dv,ivf,h264,hevc,m4v,mjpeg,yuv4mpegpipe"
 
 _OLDEST_MAJOR = 4
@@ -175,8 +174,7 @@ def _photographs_of(source: Path) -> list[Path] | None:
             raise ValueError(f"the source must be a folder of photographs or a video, got the one photograph {source}")
         return None
     photographs = photographs_in(source)
-    masks = sorted({*image_files(source, masks=True)} - {*image_files(source)})
-    if masks:
+    if masks := sorted({*image_files(source, masks=True)} - {*image_files(source)}):
         logger.warning("%s: %d masks are not used, the first is %s", source, len(masks), masks[0].name)
     if len(photographs) < 2:
         known = ", ".join(IMAGE_SUFFIXES)

@@ -46,9 +46,7 @@ _LAYOUTS = (
     ("dense/0/sparse", "dense/0/images"),
 )
 
-# Names of the files of a model, without suffix.
-_FILES = ("images", "cameras", "points3D")
-
+_FILES = ("images", "cameras", "points3D")  # of a model, .bin or .txt
 _POSE = 7 * 8  # bytes of a quaternion and a translation, of doubles
 _SENSOR = 4 + 4  # of its type and its number
 
@@ -73,14 +71,13 @@ def load_colmap(folder: Path, options: LoadOptions) -> Scene:
         photos.append(_photo(source, path, mask, image, model.cameras[image.camera_id]))
     if options.depth:
         photos = _with_observations(source, photos, posed, model)
-    points = _points(source, list(model.points3D.values()))
-    photos = with_shrunk_images(photos, images, options.downscale)
+    photos, points = with_shrunk_images(photos, images, options.downscale), _points(source, model)
     return load_capture(folder, source, photos, options, points=points, images=images)
 
 
 def is_colmap(folder: Path) -> bool:
     """Returns whether a folder holds a COLMAP model; see :class:`voxelfield.datasets.registry.Format`."""
-    return any(_models_in(folder / models) for models, _ in _LAYOUTS)
+    return any(_models_in(folder / models, _FILES) for models, _ in _LAYOUTS)
 
 
 def find_model(folder: Path, number: int | None) -> tuple[Path, Path]:
@@ -90,10 +87,11 @@ def find_model(folder: Path, number: int | None) -> tuple[Path, Path]:
     has several folders of models, those beside their images come first. Several models in one folder, such as
     ``sparse/0`` and ``sparse/1``, are reconstructions of parts that COLMAP could not join.
     """
-    found = [(folder / models, folder / images) for models, images in _LAYOUTS if _models_in(folder / models)]
-    # The first that has all of this; min keeps their order.
-    models_folder, images = min(found, key=lambda each: (not _has(_models_in(each[0])[0]), not each[1].is_dir()))
-    models = _models_in(models_folder)
+    # Those without a file of images, which cannot be read, come last.
+    layouts = [(folder / models, folder / images) for models, images in _LAYOUTS]
+    found = [each for names in (_FILES[:1], _FILES) for each in layouts if _models_in(each[0], names)]
+    models_folder, images = next((each for each in found if each[1].is_dir()), found[0])
+    models = _models_in(models_folder) or _models_in(models_folder, _FILES)
     if number is not None:
         named = next((model for model in models if model.name == str(number)), None)
         if named is None:
@@ -112,34 +110,27 @@ def find_model(folder: Path, number: int | None) -> tuple[Path, Path]:
     return best, images
 
 
-def _models_in(folder: Path) -> list[Path]:
-    """Returns the models in numbered folders, sorted by number; else the folder itself if it is a model.
-
-    Those without a file of images, which cannot be read, only count if there is no other.
-    """
-    for names in (_FILES[:1], _FILES):
-        numbered = [child for child in folder.glob("*") if child.name.isdecimal() and _has(child, names)]
-        if numbered:
-            return sorted(numbered, key=lambda child: (int(child.name), child.name))
-        if _has(folder, names):
-            return [folder]
-    return []
+def _models_in(folder: Path, names: Sequence[str] = ("images",)) -> list[Path]:
+    """Returns the models in numbered folders, sorted by number; else the folder itself if it is a model."""
+    numbered = [child for child in folder.glob("*") if child.name.isdecimal() and _is_model(child, names)]
+    if numbered:
+        return sorted(numbered, key=lambda child: (int(child.name), child.name))
+    return [folder] if _is_model(folder, names) else []
 
 
-def _has(folder: Path, names: Sequence[str] = _FILES[:1]) -> bool:
-    """Returns whether a folder has one of some files of a model."""
+def _is_model(folder: Path, names: Sequence[str]) -> bool:
     return any((folder / f"{name}.{suffix}").is_file() for name in names for suffix in ("bin", "txt"))
 
 
-def _is_binary(folder: Path) -> bool:
-    """Returns whether pycolmap reads the binary files of a model; otherwise it reads the text."""
-    return all((folder / f"{name}.bin").is_file() for name in ("cameras", "images", "points3D"))
+def _lacking(folder: Path, suffix: str) -> list[str]:
+    """Returns the files that a model lacks; pycolmap reads the binary files if it has all, and otherwise the text."""
+    return [f"{name}.{suffix}" for name in _FILES if not (folder / f"{name}.{suffix}").is_file()]
 
 
 def _count_posed_images(folder: Path) -> int:
     """Returns how many images a model has, as its file of images says; 0 if it cannot be read."""
     try:
-        if not _is_binary(folder):
+        if _lacking(folder, "bin"):
             return len(_names_in_text(folder))
         with (folder / "images.bin").open("rb") as file:
             return int.from_bytes(file.read(8), "little")
@@ -163,12 +154,11 @@ def _names_in_text(folder: Path) -> dict[int, bytes]:
 
 def _read_model(source: Path) -> Any:
     pycolmap = import_optional("pycolmap", "read a COLMAP model", "colmap")
-    is_binary = _is_binary(source)
-    lacking = {s: [f"{name}.{s}" for name in _FILES if not (source / f"{name}.{s}").is_file()] for s in ("bin", "txt")}
-    if all(lacking.values()):
-        wanted = "cameras, images and points3D, all .bin or all .txt"
-        names = " and ".join(min(lacking.values(), key=len))
-        raise FileNotFoundError(f"{source}: a COLMAP model must have {wanted}, got no {names}")
+    lacking = min((_lacking(source, suffix) for suffix in ("bin", "txt")), key=len)
+    if lacking:
+        names = " and ".join(lacking)
+        raise FileNotFoundError(f"{source}: a COLMAP model must have cameras, images and points3D, got no {names}")
+    is_binary = not _lacking(source, "bin")
     if is_binary:
         check_binary_model(source)
     try:
@@ -265,16 +255,16 @@ def _with_observations(source: Path, photos: list[Photo], posed: list[Any], mode
     return found
 
 
-def _points(source: Path, points: Sequence[Any]) -> torch.Tensor:
+def _points(source: Path, model: Any) -> torch.Tensor:
     """Returns the positions of those points that can lie in a scene, with a warning about the others."""
-    positions = np.array([point.xyz for point in points], dtype=np.float64).reshape(-1, 3)
+    positions = np.array([point.xyz for point in model.points3D.values()], dtype=np.float64).reshape(-1, 3)
     usable = (np.abs(positions) <= FARTHEST).all(axis=1)  # False for NaN
     if not usable.all():
         first = int(np.flatnonzero(~usable)[0])
         logger.warning(
             "%s: %d of %d points are left out, because they are not within %g world units of the origin, the first at "
             "%s",
-            *(source, int((~usable).sum()), len(points), FARTHEST, positions[first].tolist()),
+            *(source, int((~usable).sum()), len(positions), FARTHEST, positions[first].tolist()),
         )
     return torch.from_numpy(positions[usable])
 

@@ -6,7 +6,6 @@ only looked for within the scene's folder.
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import logging
 import os
@@ -85,21 +84,16 @@ def _existing(folder: Path, path: str) -> str | None:
     if _leaves(path):
         return None
     found = next((path for path in map(on_disk, map(folder.joinpath, _with_suffixes(path))) if path.is_file()), None)
-    return found and found.relative_to(folder).as_posix()
+    return None if found is None else found.relative_to(folder).as_posix()
 
 
 def on_disk(path: Path) -> Path:
-    """Returns a path, or the existing one that differs from it in the form of Unicode only, as after a copy from a Mac.
-
-    "é" is one character (NFC) or two (NFD); most file systems take them for different names.
-    """
+    """Returns a path, or the existing one that differs from it in Unicode's form only, where a Mac had "é" as two."""
     if str(path).isascii() or path.exists():
         return path
-    with contextlib.suppress(OSError):
-        name = unicodedata.normalize("NFC", path.name)
-        alike = (each for each in on_disk(path.parent).iterdir() if unicodedata.normalize("NFC", each.name) == name)
-        return next(alike, path)
-    return path
+    folder, name = on_disk(path.parent), unicodedata.normalize("NFC", path.name)
+    there = folder.iterdir() if folder.is_dir() else ()
+    return next((each for each in there if unicodedata.normalize("NFC", each.name) == name), path)
 
 
 def _leaves(path: str) -> bool:
@@ -162,10 +156,7 @@ def _bare(path: str) -> str:
 
 
 def mask_path(masks: Path, image: Path) -> Path:
-    """Returns the file of an image's mask, which need not exist; the path of the image is relative to its folder.
-
-    It is ``a.jpg.png`` (COLMAP's own name) for the image ``a.jpg``, or else ``a.png``, ``a.jpg`` or ``a_mask.png``.
-    """
+    """Returns the mask of an image, whose path is relative to its folder; COLMAP's own name of it if there is none."""
     names = (f"{image.name}.png", f"{image.stem}.png", image.name, f"{image.stem}_mask.png", f"{image.name}_mask.png")
     paths = [masks / image.with_name(name) for name in names]
     return next(filter(Path.exists, map(on_disk, paths)), paths[0])

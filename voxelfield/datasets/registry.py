@@ -142,11 +142,10 @@ def _scene_around(path: Path) -> str:
     around = next(filter(recognise, path.resolve().parents[:2]), None)
     if around is not None:
         return f"; it is a part of the scene {around}"
-    photographs = [each for each in (path, path / "images", path / "input") if image_files(each)]
-    if not photographs and not (path.is_file() and (mimetypes.guess_type(path)[0] or "").startswith("video/")):
-        return ""
-    source = (photographs or [path])[0]
-    return f"; `voxelfield process {shlex.quote(str(source))} -o SCENE` finds the poses of photographs, or of a video"
+    is_video = (mimetypes.guess_type(path)[0] or "").startswith("video/")
+    source = next((each for each in (path, path / "images", path / "input") if is_video or image_files(each)), None)
+    command = f"`voxelfield process {shlex.quote(str(source))} -o SCENE`"
+    return "" if source is None else f"; {command} finds the poses of photographs and videos"
 
 
 def _folders_in(folder: Path) -> list[Path]:
