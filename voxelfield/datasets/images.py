@@ -185,7 +185,7 @@ def read_masks(
             part = Image.fromarray(ignored.astype(np.float32)).resize(shown[index], Image.Resampling.BOX)
             ignored = np.asarray(part) > 0
         if ignored.all():
-            raise ValueError(f"{path}: must leave some pixels of the image, got a mask that is black throughout")
+            raise ValueError(f"{path}: must leave some pixels of the image, got a mask that leaves none")
         plane[: ignored.shape[0], : ignored.shape[1]] = ignored
 
     return ~_stacked(shown, local_slice, (), np.bool_, fill)[0]
