@@ -259,7 +259,7 @@ def test_the_files_that_a_model_lacks_are_named(tmp_path, lacks, suffix):
     write_images(tmp_path / "images")
     write_model(tmp_path / "sparse" / "0", binary=suffix == "bin")
     (tmp_path / "sparse" / "0" / f"{lacks}.{suffix}").unlink()
-    with pytest.raises(FileNotFoundError, match=rf"sparse/0: a COLMAP model must have .*, got no {lacks}\.{suffix}$"):
+    with pytest.raises(FileNotFoundError, match=rf"sparse/0: must have cameras, .*, got no {lacks}\.{suffix}$"):
         voxelfield.load_scene(tmp_path)
 
 

@@ -253,7 +253,8 @@ def _windows(video: Path, count: int) -> Iterator[tuple[int, Image.Image]]:
                         yield min(index * windows // total, windows - 1), upright
                         index += 1
     except (OSError, ValueError, IndexError, av.FFmpegError) as error:
-        raise ValueError(f"{video}: must be a video that FFmpeg can read, and no list of others ({error})") from error
+        reason = str(error).partition(": ")[0]  # without a name of the file, which FFmpeg does not know
+        raise ValueError(f"{video}: must be a video that FFmpeg can read, and no list of others ({reason})") from error
 
 
 def _save(image: Image.Image, path: Path, max_size: int) -> None:

@@ -156,8 +156,7 @@ def _read_model(source: Path) -> Any:
     pycolmap = import_optional("pycolmap", "read a COLMAP model", "colmap")
     lacking = min((_lacking(source, suffix) for suffix in ("bin", "txt")), key=len)
     if lacking:
-        names = " and ".join(lacking)
-        raise FileNotFoundError(f"{source}: a COLMAP model must have cameras, images and points3D, got no {names}")
+        raise FileNotFoundError(f"{source}: must have cameras, images and points3D, got no {' and '.join(lacking)}")
     is_binary = not _lacking(source, "bin")
     if is_binary:
         check_binary_model(source)

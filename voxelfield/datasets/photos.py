@@ -132,7 +132,7 @@ def read_split(name: str, photos: Sequence[Photo], options: LoadOptions) -> Spli
     Raises:
         FileNotFoundError: A mask is missing.
         ValueError: An image is unreadable, or not of the size that its camera takes; intrinsics are invalid; a mask is
-            unreadable, of another size than its image, or black throughout; depths are unreadable or of another shape
+            unreadable, of another size than its image, or leaves no pixel; depths are unreadable or of another shape
             than their image; or only some photographs have a time.
     """
     whole = [photo.path for photo in photos]
