@@ -106,7 +106,7 @@ def dispatch_alone(grid: Tensor, points: Tensor) -> Callable[[], object]:
 
     def call() -> object:
         with torch.inference_mode():
-            return raw((grid,), points, None, 0, True, False, False, False)
+            return raw((grid,), points, 0, True, False, False, False)
 
     return call
 

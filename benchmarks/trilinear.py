@@ -86,7 +86,6 @@ def prepare_splat(method: int, inputs: Inputs) -> Prepared:
         torch.ops.voxelfield.splat_trilinear,
         inputs.values[None],
         inputs.points[None],
-        None,
         list(inputs.sources[0].shape),
         0,
         True,

@@ -15,18 +15,20 @@ import torch
 from voxelfield import _library, ops
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.ops._internal.accumulate import accumulate_trilinear_
-from voxelfield.ops._internal.append_view import append_view
-from voxelfield.ops._internal.color_error import pixel_color_error, sample_color_error
+from voxelfield.ops._internal.color import append_view, pixel_color_error, pixel_colors, sample_color_error
 from voxelfield.ops._internal.empty_distance import empty_distance
-from voxelfield.ops._internal.grid_adam import grid_adam_
 from voxelfield.ops._internal.march_visible import march_visible
-from voxelfield.ops._internal.pixel_colors import pixel_colors
+from voxelfield.ops._internal.optim import (
+    active_tiles,
+    grid_adam_,
+    grid_total_variation_grad_,
+    pack_vertices,
+    touched_vertices,
+    unpack_vertices,
+)
 from voxelfield.ops._internal.pixel_rays import pixel_rays
-from voxelfield.ops._internal.render_baked_image import render_baked_image
-from voxelfield.ops._internal.render_pyramid_image import render_pyramid_image
-from voxelfield.ops._internal.sparse_grid import atlas_coordinates, share_copies_
-from voxelfield.ops._internal.tiles import active_tiles, pack_vertices, touched_vertices, unpack_vertices
-from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
+from voxelfield.ops._internal.render_image import render_baked_image, render_pyramid_image
+from voxelfield.ops._internal.sparse_grid import atlas_coordinates, sum_duplicates_
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).op_arguments
@@ -35,7 +37,9 @@ LEVELS = [(1,), (4,), (12,), (28,), (33,), (64,), (3, 1), (12, 8)]  # channels o
 LOOKUPS = [(0, True, False, 1), (1, True, False, 1), (1, False, False, 2), (2, True, True, 1)]
 
 
-def run_grid_ops(dtype: torch.dtype, channels: tuple[int, ...], weights: str, lookup: tuple[int, bool, bool, int]):
+def run_grid_ops(
+    dtype: torch.dtype, channels: tuple[int, ...], with_gradient: bool, lookup: tuple[int, bool, bool, int]
+):
     """Samples, splats by every method, and differentiates in the points."""
     ops, device = torch.ops.voxelfield, torch.device("cuda")
     wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -44,24 +48,21 @@ def run_grid_ops(dtype: torch.dtype, channels: tuple[int, ...], weights: str, lo
     grids = [torch.randn(batch, *r, c, device=device, dtype=dtype) for r, c in zip(resolutions, channels, strict=True)]
     points = torch.rand(batch, 260, 3, device=device, dtype=wide) * 1.4 - 0.2
     points[:, 3] = float("nan")
-    direction = torch.randn_like(points) if weights == "directional" else None
-    sets = (4,) if weights == "jet" else ()
+    sets = (4,) if with_gradient else ()
     values = torch.randn(*sets, batch, 260, sum(channels), device=device, dtype=dtype)
-    options = padding, align_corners, nearest, False, weights == "jet"
-    ops.sample_trilinear(grids, points, direction, *options)
-    ops.point_gradient_trilinear(values, grids, points, direction, *options)
-    if weights == "value":
+    options = padding, align_corners, nearest, False, with_gradient
+    ops.sample_trilinear(grids, points, *options)
+    ops.point_gradient_trilinear(values, grids, points, *options)
+    if not with_gradient:
         ops.sample_in_box(grids[0], points, torch.tensor(((-1, -1, -1), (2, 2, 2)), device=device, dtype=wide), padding)
     sizes = [number for r, c in zip(resolutions, channels, strict=True) for number in (*r, c)]
     for method in (1, 2, 3):
-        ops.splat_trilinear(values, points, direction, sizes, *options, method)
+        ops.splat_trilinear(values, points, sizes, *options, method)
 
 
 def run_all_grid_ops():
-    """Runs the grid ops in every dtype, with all numbers of channels, weights and lookups."""
-    for arguments in itertools.product(
-        (torch.float32, torch.float16, torch.float64), LEVELS, ("value", "directional", "jet"), LOOKUPS
-    ):
+    """Runs the grid ops in every dtype, with all numbers of channels and lookups, with and without derivatives."""
+    for arguments in itertools.product((torch.float32, torch.float16, torch.float64), LEVELS, (False, True), LOOKUPS):
         run_grid_ops(*arguments)
 
 
@@ -73,7 +74,7 @@ def run_wide_rows():
         (torch.float16, torch.bfloat16), (7, 10, 12, 28, 60, 64), (1, 4, 5, 8), (0, 1)
     ):
         grid = torch.randn(1, 3, 4, depth, channels, device="cuda").to(dtype)
-        torch.ops.voxelfield.sample_trilinear([grid], points, None, padding, True, False, False, False)
+        torch.ops.voxelfield.sample_trilinear([grid], points, padding, True, False, False, False)
 
 
 def run_crowded_tiles():
@@ -83,7 +84,7 @@ def run_crowded_tiles():
         values = torch.randn(1, count, channels, device="cuda")
         for method in (0, 1, 2, 3):
             sizes = [20, 20, 20, channels]
-            torch.ops.voxelfield.splat_trilinear(values, points, None, sizes, 0, True, False, False, False, method)
+            torch.ops.voxelfield.splat_trilinear(values, points, sizes, 0, True, False, False, False, method)
         for narrow in (values, values.half()):
             sums = [torch.zeros(1, size, size, size, channels, device="cuda") for size in (3, 40)]
             torch.ops.voxelfield.accumulate_trilinear_(sums, torch.cat([narrow] * 2, -1), points, 0, True, False, [], 0)
@@ -97,12 +98,12 @@ def run_cell_ops():
     ops = torch.ops.voxelfield
     for dtype in (torch.float32, torch.float16):
         feats = torch.randn(300, 8, 12, device="cuda", dtype=dtype)
-        values = torch.randn(300, 12, device="cuda", dtype=dtype)
         points = torch.rand(300, 3, device="cuda") * 2 - 1
-        for direction in (None, torch.randn(300, 3, device="cuda")):
-            ops.interpolate_cells(feats, points, direction)
-            ops.splat_cells(values, points, direction)
-            ops.point_gradient_cells(values, feats, points, direction)
+        for with_gradient in (False, True):
+            values = torch.randn((4,) * with_gradient + (300, 12), device="cuda", dtype=dtype)
+            ops.interpolate_cells(feats, points, with_gradient)
+            ops.splat_cells(values, points, with_gradient)
+            ops.point_gradient_cells(values, feats, points, with_gradient)
 
 
 def run_rendering():
@@ -165,12 +166,12 @@ def run_sparse_grids():
     rows, vertices = atlas.numel() // 4, 500
     copies = torch.randint(-3, rows + 3, (4 * vertices,), device=device, dtype=torch.int32)
     begins = torch.arange(0, 4 * vertices + 1, 4, device=device, dtype=torch.int32)
-    share_copies_(atlas, copies, begins)
-    share_copies_(atlas, copies.clamp(0, rows - 1), begins)
+    sum_duplicates_(atlas, copies, begins)
+    sum_duplicates_(atlas, copies.clamp(0, rows - 1), begins)
     table = torch.empty(-(-rows // 128), 5, device=device, dtype=torch.int32)
     touched_vertices(atlas, table)
-    share_copies_(atlas, copies, begins, table)
-    share_copies_(atlas, copies.clamp(0, rows - 1), begins, table)
+    sum_duplicates_(atlas, copies, begins, table)
+    sum_duplicates_(atlas, copies.clamp(0, rows - 1), begins, table)
     levels, blocks = [torch.randn(5, 4, 9, 4, device=device).half(), atlas.half()], [None, sparse.blocks]
     networks = [
         [torch.randn(b, a, device=device) / 8 for a, b in itertools.pairwise(sizes)]

@@ -30,6 +30,7 @@ _INSTALL_SOURCES = "install voxelfield from its sources, which are compiled on f
 
 _loading = threading.RLock()
 _loaded: dict[str, Path] = {}
+_ready: set[str] = set()  # types of devices
 _failed: dict[str, str] = {}
 _registrations: list[Callable[[], None]] = []
 
@@ -65,6 +66,8 @@ def ensure_loaded(device_type: str) -> bool:
         KernelsUnavailableError: The kernels could not be compiled, or none fit this torch and these GPUs; the message
             says why.
     """
+    if device_type in _ready:
+        return True
     if device_type == "meta":
         device_type = "cpu"  # shapes come from the fake kernels, which need the schemas only
     if device_type not in {"cpu", "cuda"}:
@@ -74,6 +77,8 @@ def ensure_loaded(device_type: str) -> bool:
         # Without a visible GPU, "cuda" tensors are fake ones, and the schemas suffice.
         if device_type == "cuda" and sources.CUDA_MODULE not in _loaded and _capabilities():
             _ensure_module(sources.CUDA_MODULE)
+    if device_type == "cpu" or sources.CUDA_MODULE in _loaded:
+        _ready.add(device_type)
     return True
 
 

@@ -9,7 +9,7 @@
 
 namespace voxelfield {
 
-constexpr int kMaxShBasis = (kMaxShDegree + 1) * (kMaxShDegree + 1);
+constexpr int kMaxShBasis = (kMaxDegree + 1) * (kMaxDegree + 1);
 
 VOXELFIELD_HOST_DEVICE constexpr int sh_basis_size(int degree) { return (degree + 1) * (degree + 1); }
 

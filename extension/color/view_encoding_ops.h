@@ -95,7 +95,7 @@ struct AppendViewOps {
     const Tensor d = checked("directions", directions, {kAny, 3}, opmath_type(g), g);
     const Tensor index = checked("ray_index", ray_index, {g.size(0)}, ScalarType::Long, g);
     STD_TORCH_CHECK(g.size(1) > 0, "geometry must have at least one column, got none");
-    STD_TORCH_CHECK(degree >= 0 && degree <= kMaxShDegree, "append_view: degree must be 0 to 3, got ", degree);
+    STD_TORCH_CHECK(degree >= 0 && degree <= kMaxDegree, "append_view: degree must be 0 to 3, got ", degree);
     const typename Backend::Guard guard(geometry);
     const int64_t n = g.size(0), columns = g.size(1) + sh_basis_size(static_cast<int>(degree));
     Tensor inputs = new_empty(g, {n, columns}, g.scalar_type()), raw = new_empty(g, {n}, opmath_type(g));

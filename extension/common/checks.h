@@ -1,5 +1,5 @@
-// Argument checks of the raw ops. The Python wrappers explain invalid input; these checks prevent direct calls of the
-// raw ops from accessing memory outside their tensors, and kernels from running forever.
+// Argument checks of the ops: no kernel accesses memory outside of its tensors, or runs forever. Users see these
+// messages (voxelfield/ops/_errors.py), which therefore name the argument, what it must be, and what it is.
 #pragma once
 
 #include <initializer_list>
@@ -18,37 +18,51 @@ inline std::string device_name(const Tensor& x) {
 }
 
 template <typename Sizes>
-std::string describe(const Sizes& sizes, ScalarType dtype, const Tensor& on) {
+std::string describe(const Sizes& sizes) {
   std::string text = "(";
   for (const int64_t size : sizes) text += (text.size() > 1 ? ", " : "") + (size == kAny ? "*" : std::to_string(size));
-  return text + ") " + torch::headeronly::toString(dtype) + " on " + device_name(on);
+  return text + ")";
 }
 
 inline std::vector<int64_t> shape_of(const Tensor& x) { return {x.sizes().begin(), x.sizes().end()}; }
 
 using ShapeList = std::initializer_list<int64_t>;
 
-// Raises unless a tensor has this shape (a list or a vector) and dtype, on the device of `like`.
+inline void check_dtype(const char* name, const Tensor& x, ScalarType dtype, const char* why = "") {
+  VOXELFIELD_CHECK_TYPE(x.scalar_type() == dtype, name, " must be ", dtype_name(dtype), why, ", got ",
+                        dtype_name(x.scalar_type()));
+}
+
+inline void check_device(const char* name, const Tensor& x, const Tensor& like) {
+  STD_TORCH_CHECK(same_device(x, like), name, " must be on the device of the other tensors, ", device_name(like),
+                  ", but it is on ", device_name(x));
+}
+
+// Raises unless a tensor has this shape (a list or a vector) and dtype, on the device of `like`. `why` explains the
+// dtype in the message.
 template <typename Shape = ShapeList>
-void check_tensor(const char* name, const Tensor& x, const Shape& shape, ScalarType dtype, const Tensor& like) {
+void check_tensor(const char* name, const Tensor& x, const Shape& shape, ScalarType dtype, const Tensor& like,
+                  const char* why = "") {
   const auto sizes = x.sizes();
   const bool fits = std::equal(shape.begin(), shape.end(), sizes.begin(), sizes.end(),
                                [](int64_t wanted, int64_t size) { return wanted == kAny || wanted == size; });
-  STD_TORCH_CHECK(fits && x.scalar_type() == dtype && same_device(x, like), name, " must be ",
-                  describe(shape, dtype, like), ", got ", describe(x.sizes(), x.scalar_type(), x));
+  STD_TORCH_CHECK(fits, name, " must have shape ", describe(shape), ", got ", describe(sizes));
+  check_dtype(name, x, dtype, why);
+  check_device(name, x, like);
 }
 
 // Checks a tensor as check_tensor does. Returns it, or a contiguous copy if it is not contiguous.
 template <typename Shape = ShapeList>
-Tensor checked(const char* name, const Tensor& x, const Shape& shape, ScalarType dtype, const Tensor& like) {
-  check_tensor(name, x, shape, dtype, like);
+Tensor checked(const char* name, const Tensor& x, const Shape& shape, ScalarType dtype, const Tensor& like,
+               const char* why = "") {
+  check_tensor(name, x, shape, dtype, like, why);
   return as_contiguous(x);
 }
 
 template <typename Shape = ShapeList>
 OptionalTensor checked(const char* name, const OptionalTensor& x, const Shape& shape, ScalarType dtype,
-                       const Tensor& like) {
-  return x.has_value() ? OptionalTensor(checked(name, *x, shape, dtype, like)) : std::nullopt;
+                       const Tensor& like, const char* why = "") {
+  return x.has_value() ? OptionalTensor(checked(name, *x, shape, dtype, like, why)) : std::nullopt;
 }
 
 // Checks memory that a kernel addresses directly, and returns it. The tensor must be contiguous.
@@ -62,9 +76,9 @@ TensorData contiguous_data(const char* name, const Tensor& x, const Shape& shape
 
 // Checks a single number in device memory, and returns its address.
 inline TensorData number_data(const char* name, const Tensor& x, ScalarType dtype, const Tensor& like) {
-  STD_TORCH_CHECK(x.numel() == 1 && x.scalar_type() == dtype && same_device(x, like), name, " must be one ",
-                  torch::headeronly::toString(dtype), " on ", device_name(like), ", got ",
-                  describe(x.sizes(), x.scalar_type(), x));
+  STD_TORCH_CHECK(x.numel() == 1, name, " must have shape (1), got ", describe(x.sizes()));
+  check_dtype(name, x, dtype);
+  check_device(name, x, like);
   return data_of(x);
 }
 

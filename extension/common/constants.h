@@ -16,16 +16,16 @@ constexpr int kMaxWidth = 128;
 
 // Limits of a pyramid followed by a density network (fields/): its levels, the channels per level, the layers of a
 // network that is evaluated during a march, and the outputs of the density network.
-constexpr int kMaxPyramidLevels = 8;
+constexpr int kMaxFieldLevels = 8;
 constexpr int kLevelChannels = 4;
 constexpr int kMaxFieldLayers = 4;
-constexpr int kFieldOutputs = 16;
+constexpr int kMaxGeometry = 16;
 // Raw density is clamped to this value. A density of e^12 per world unit is opaque within a ten-thousandth of a unit,
 // so larger values would make no difference.
-constexpr int kHighestRawDensity = 12;
+constexpr int kHighestRaw = 12;
 
 // The highest degree of spherical harmonics.
-constexpr int kMaxShDegree = 3;
+constexpr int kMaxDegree = 3;
 
 // Log2 of the cells along each axis of a brick, whose occupancy is stored in one word.
 constexpr int32_t kBrickShift = 2;
@@ -39,7 +39,7 @@ constexpr int64_t kPartRays = 32;
 constexpr int64_t kPartSegments = 64;
 constexpr int64_t kMaxParts = 2048;
 // The maximum number of step ranges that a walk through occupied cells stores for the second pass (rays/march_ops.h).
-constexpr int kStoredRanges = 8;
+constexpr int kStepRanges = 8;
 
 // A tile is 4 x 4 x 8 vertices of a grid; the shifts are log2 of these sizes (see optim/vertex_grid.h). A tile id
 // stores the position of the tile along each axis in kTileBits bits.

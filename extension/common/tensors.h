@@ -54,9 +54,9 @@ inline OptionalTensor as_contiguous(const OptionalTensor& x) {
 
 // Calls the C shim directly, because torch::stable::new_empty looks the operator up by name in every call.
 inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& shape, ScalarType dtype) {
-  constexpr size_t kMostDims = 8;
-  STD_TORCH_CHECK(shape.size() <= kMostDims, "expected at most ", kMostDims, " dimensions, got ", shape.size());
-  int64_t strides[kMostDims], stride = 1;
+  constexpr size_t kMaxDims = 8;
+  STD_TORCH_CHECK(shape.size() <= kMaxDims, "expected at most ", kMaxDims, " dimensions, got ", shape.size());
+  int64_t strides[kMaxDims], stride = 1;
   for (size_t axis = shape.size(); axis-- > 0;) {
     strides[axis] = stride;
     stride *= std::max<int64_t>(shape[axis], 1);
@@ -106,6 +106,26 @@ auto dispatch_opmath(const Tensor& like, const F& f) {
   return like.scalar_type() == ScalarType::Double ? f(double{}) : f(float{});
 }
 
+// The name of a dtype in Python.
+inline const char* dtype_name(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Float: return "float32";
+    case ScalarType::Double: return "float64";
+    case ScalarType::Half: return "float16";
+    case ScalarType::BFloat16: return "bfloat16";
+    case ScalarType::Bool: return "bool";
+    case ScalarType::Byte: return "uint8";
+    case ScalarType::Char: return "int8";
+    case ScalarType::Short: return "int16";
+    case ScalarType::Int: return "int32";
+    case ScalarType::Long: return "int64";
+    default: return torch::headeronly::toString(dtype);
+  }
+}
+
+// Raises what Python turns into a TypeError (voxelfield/ops/_errors.py), like all messages that begin with this word.
+#define VOXELFIELD_CHECK_TYPE(condition, ...) STD_TORCH_CHECK(condition, "TypeError: ", __VA_ARGS__)
+
 // Calls f(scalar_t{}) with the C++ type of a floating dtype.
 template <typename F>
 auto dispatch_floating(ScalarType dtype, const char* name, const F& f) {
@@ -116,8 +136,7 @@ auto dispatch_floating(ScalarType dtype, const char* name, const F& f) {
     case ScalarType::BFloat16: return f(torch::headeronly::BFloat16{});
     default: break;
   }
-  STD_TORCH_CHECK(false, name, " must be float32, float64, float16 or bfloat16, got ",
-                  torch::headeronly::toString(dtype));
+  VOXELFIELD_CHECK_TYPE(false, name, " must be float32, float64, float16 or bfloat16, got ", dtype_name(dtype));
 }
 
 inline bool is_integral(ScalarType dtype) {

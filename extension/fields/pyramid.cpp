@@ -183,7 +183,7 @@ VOXELFIELD_HOST_DEVICE void march_pyramid(const CpuField<scalar_t>& field, const
   std::vector<Lane> lanes;
   lanes.reserve(kLanes);
   for (int i = 0; i < kLanes; ++i) lanes.emplace_back(scene);
-  alignas(64) Lanes inputs[kMaxPyramidLevels * kLevelChannels] = {}, scratch[2][kMaxWidth], geometry[kFieldOutputs];
+  alignas(64) Lanes inputs[kMaxFieldLevels * kLevelChannels] = {}, scratch[2][kMaxWidth], geometry[kMaxGeometry];
   Lane* found[kLanes];
   for (;;) {
     int count = 0;
@@ -249,7 +249,7 @@ VOXELFIELD_MULTIVERSION void march_range(const CpuField<scalar_t>& field, const 
 // The pixels of an image. The weights and the transmittance to the background sum to one, so the colour of a pixel is
 // background + sum of weight * (colour - background).
 struct PixelRays {
-  static constexpr int kOutputs = kFieldOutputs;
+  static constexpr int kOutputs = kMaxGeometry;
   CameraView camera;
   ImagePointers out;
 
@@ -281,9 +281,9 @@ class ColorQueue {
                                    int64_t pixel) {
     float basis[kMaxShBasis];
     spherical_harmonics(direction, degree, basis);
-    for (int i = 0; i < kFieldOutputs; ++i) inputs_[i][count_] = geometry[i][column];
+    for (int i = 0; i < kMaxGeometry; ++i) inputs_[i][count_] = geometry[i][column];
     for (int i = 0; i < sh_basis_size(degree); ++i) {
-      inputs_[kFieldOutputs + i][count_] = widen(narrow_to<scalar_t>(basis[i]));
+      inputs_[kMaxGeometry + i][count_] = widen(narrow_to<scalar_t>(basis[i]));
     }
     weights_[count_] = weight;
     pixels_[count_++] = pixel;
@@ -305,7 +305,7 @@ class ColorQueue {
  private:
   const CpuNetwork<scalar_t>& network_;
   const ImagePointers& out_;
-  Lanes inputs_[kFieldOutputs + kMaxShBasis] = {};
+  Lanes inputs_[kMaxGeometry + kMaxShBasis] = {};
   float weights_[kLanes];
   int64_t pixels_[kLanes];
   int count_ = 0;

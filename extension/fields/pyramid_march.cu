@@ -20,22 +20,24 @@ struct ListedRays {
   // end sooner, but more samples are evaluated past the end of a ray.
   static constexpr int kLanes = InPieces ? kWarp : 8;
   static constexpr int kBatch = InPieces ? 1 : 4;
-  static constexpr int kMostIdle = kLanes - 1;
+  static constexpr int kMaxIdle = kLanes - 1;
   RayBatch batch;
   float* slots;  // (R, max_samples_per_ray)
   int max_samples_per_ray;
   int32_t* counts;
   unsigned long long* sums;  // for each part, the number of samples of its rays
   int64_t part_length;
-  unsigned long long* total;  // the number of samples so far
-  unsigned long long most;    // no rays are begun once `total` exceeds this
+  unsigned long long* total;     // the number of samples so far
+  unsigned long long max_total;  // no rays are begun once `total` exceeds this
 
   struct Result {
     int32_t count = 0;
   };
 
   __device__ __forceinline__ int count() const { return static_cast<int>(batch.count); }
-  __device__ __forceinline__ bool enough() const { return *static_cast<volatile unsigned long long*>(total) > most; }
+  __device__ __forceinline__ bool enough() const {
+    return *static_cast<volatile unsigned long long*>(total) > max_total;
+  }
   __device__ __forceinline__ int locate(int number) const { return number; }
 
   __device__ __forceinline__ Ray operator[](int ray) const { return Ray::copy(batch[ray]); }
@@ -82,14 +84,14 @@ template <typename Kernel>
 MarchPlan plan_visible(const Network& density, Kernel* kernel) {
   const int limit = shared_memory_limit();
   MarchPlan best{};
-  int most_resident = 0;
+  int max_resident = 0;
   for (const int warps : {4, 8, kMarchWarps}) {
     const MarchPlan plan = plan_march(density.staged_bytes(), kWarpRowsBytes, warps, limit);
     if (plan.warps == 0) continue;
     const int resident = plan.warps * resident_blocks(kernel, plan.warps * kWarp, plan.shared);
-    if (resident > most_resident) {
+    if (resident > max_resident) {
       best = plan;
-      most_resident = resident;
+      max_resident = resident;
     }
   }
   STD_TORCH_CHECK(best.warps > 0, "march_visible: one warp takes ", density.staged_bytes() + kWarpRowsBytes,
@@ -112,7 +114,7 @@ struct CudaMarch : CudaBackend {
                       reinterpret_cast<unsigned long long*>(out.sums),
                       out.parts.length,
                       reinterpret_cast<unsigned long long*>(total.mutable_data_ptr<int64_t>()),
-                      static_cast<unsigned long long>(out.most)};
+                      static_cast<unsigned long long>(out.max_total_samples)};
       const auto kernel = march_visible_kernel<decltype(width)::value, Rays>;
       const MarchPlan plan = plan_visible(scene.density, kernel);
       launch_march(kernel, plan, batch.count, kRaysPerWarp, like, scene, rays);

@@ -12,7 +12,7 @@
 namespace voxelfield {
 
 // After this many strides or beginnings of pieces, the warp no longer waits for threads that have not reached a sample.
-constexpr int kMostStrides = 32;
+constexpr int kMaxStrides = 32;
 
 using HalfScene = PyramidScene<torch::headeronly::Half>;
 
@@ -155,7 +155,7 @@ auto dispatch_scene(bool in_pieces, bool sparse, const Run& run) {
 //   Rays::kWorldDistances      whether visit() gets world distances for samples in pieces
 //   Rays::kLanes               threads that share a ray: more finish it sooner, but evaluate more samples past its end
 //   Rays::kBatch               number of neighbouring rays that are assigned to one warp
-//   Rays::kMostIdle            threads without a ray wait until more than this many are idle, and then start rays
+//   Rays::kMaxIdle            threads without a ray wait until more than this many are idle, and then start rays
 //                              together
 //   rays.count()               number of rays
 //   rays.enough()              whether rays that no warp has claimed yet may be left out
@@ -172,7 +172,7 @@ __device__ __forceinline__ void march_pyramid(const HalfScene& scene, const Stag
                                               const Rays& rays, int* next_ray, unsigned char* rows,
                                               const Visit& visit) {
   constexpr int kLanes = Rays::kLanes;
-  static_assert(0 <= Rays::kMostIdle && Rays::kMostIdle < kWarp, "a warp must start rays when all threads are idle");
+  static_assert(0 <= Rays::kMaxIdle && Rays::kMaxIdle < kWarp, "a warp must start rays when all threads are idle");
   const SharedMatrix features{shared_address(rows), kRowBytes};
   clear_row(rows);
 
@@ -206,7 +206,7 @@ __device__ __forceinline__ void march_pyramid(const HalfScene& scene, const Stag
   };
   for (;;) {
     unsigned idle = __ballot_sync(kFullWarp, !walking);
-    while (__popc(idle) > Rays::kMostIdle) {
+    while (__popc(idle) > Rays::kMaxIdle) {
       const int number = supply.next(idle, team);
       if (!__any_sync(kFullWarp, number >= 0) && supply.empty()) break;
       if (number >= 0) {
@@ -235,7 +235,7 @@ __device__ __forceinline__ void march_pyramid(const HalfScene& scene, const Stag
     PyramidSample sample{};
     float point[3];
     int found_by_team = 0;
-    for (int i = 0; i < kMostStrides; ++i) {
+    for (int i = 0; i < kMaxStrides; ++i) {
       const bool lacking = walking && found_by_team < kLanes;
       const bool striding = lacking && next < stop;
       if (__any_sync(kFullWarp, striding)) {

@@ -13,7 +13,7 @@
 
 namespace voxelfield {
 
-constexpr int64_t kMostMarchedRays = 1 << 30;
+constexpr int64_t kMaxMarchedRays = 1 << 30;
 
 // Numbers of the march; `boxes` is empty if rays are straight.
 struct MarchNumbers {
@@ -42,8 +42,8 @@ struct PyramidInputs {
     check_fraction("min_transmittance", numbers.min_transmittance);
     check_fraction("min_weight", numbers.min_weight);
     const int64_t count = static_cast<int64_t>(any_levels.size());
-    STD_TORCH_CHECK(1 <= count && count <= kMaxPyramidLevels, "levels must be 1 to ", kMaxPyramidLevels,
-                    " tensors, got ", count);
+    STD_TORCH_CHECK(1 <= count && count <= kMaxFieldLevels, "levels must be 1 to ", kMaxFieldLevels, " tensors, got ",
+                    count);
     STD_TORCH_CHECK(blocks.empty() || blocks.size() == any_levels.size(), "blocks must be none or one for each of ",
                     count, " levels, got ", blocks.size());
     const ScalarType dtype = like.is_cuda() ? ScalarType::Half : any_levels[0].scalar_type();
@@ -56,7 +56,7 @@ struct PyramidInputs {
       const bool aligned = reinterpret_cast<uintptr_t>(level.data_ptr()) % (kLevelChannels * sizeof(Half)) == 0;
       levels.push_back(aligned ? level : torch::stable::clone(level));
     }
-    density = checked_network("density_weights", density_weights, kLevelChannels * count, kFieldOutputs, 2, like);
+    density = checked_network("density_weights", density_weights, kLevelChannels * count, kMaxGeometry, 2, like);
   }
 
   ScalarType dtype() const { return levels[0].scalar_type(); }
@@ -90,15 +90,15 @@ struct PyramidInputs {
 };
 
 // Where the visible samples of rays are written: a row of slots for each ray, how many it has, and for each part of
-// packing the number of samples of its rays. Once the rays up to some ray have more than `most` samples together, the
-// rays after it may be left out; their counts are then zero.
+// packing the number of samples of its rays. Once the rays up to some ray have more than `max_total_samples` samples
+// together, the rays after it may be left out; their counts are then zero.
 struct SampleSlots {
   SegmentParts parts;
   float* distances;  // (R, max_samples_per_ray)
   int max_samples_per_ray;
   int32_t* counts;
   int64_t* sums;
-  int64_t most;
+  int64_t max_total_samples;
 };
 
 // The pixels of an image.
@@ -115,7 +115,8 @@ struct MarchVisibleOps {
                                        std::vector<Tensor> levels, std::vector<OptionalTensor> blocks,
                                        const Tensor& aabb, std::vector<Tensor> density_weights, double step,
                                        double density_initial, double min_transmittance, double min_weight,
-                                       int64_t max_samples_per_ray, std::vector<double> boxes, int64_t most) {
+                                       int64_t max_samples_per_ray, std::vector<double> boxes,
+                                       int64_t max_total_samples) {
     const RayInputs in{origins, directions, near, far, offset};
     const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
     const typename Backend::Guard guard(origins);
@@ -123,10 +124,10 @@ struct MarchVisibleOps {
                               aabb,   density_weights, {step, density_initial, min_transmittance, min_weight, boxes},
                               origins};
     const RayBatch rays = in.batch(step);
-    STD_TORCH_CHECK(rays.count <= kMostMarchedRays, "origins must be at most 2^30 rays, got ", rays.count);
+    STD_TORCH_CHECK(rays.count <= kMaxMarchedRays, "origins must be at most 2^30 rays, got ", rays.count);
     STD_TORCH_CHECK(max_samples_per_ray >= 1 && max_samples_per_ray <= 0x7fffffff,
                     "max_samples_per_ray must be 1 to 2^31 - 1, got ", max_samples_per_ray);
-    STD_TORCH_CHECK(most >= 0, "most must not be negative, got ", most);
+    STD_TORCH_CHECK(max_total_samples >= 0, "max_total_samples must not be negative, got ", max_total_samples);
     const SegmentParts parts{rays.count, 0};
     Tensor slots = new_empty(in.origins, {rays.count, max_samples_per_ray}, ScalarType::Float);
     Tensor counts = new_zeros(in.origins, {rays.count}, ScalarType::Int);
@@ -134,7 +135,7 @@ struct MarchVisibleOps {
     if (rays.count > 0) {
       Backend::march(field, rays,
                      SampleSlots{parts, data_of(slots), static_cast<int>(max_samples_per_ray), data_of(counts),
-                                 data_of(sums), most},
+                                 data_of(sums), max_total_samples},
                      origins);
     }
     return {slots, counts, sums};
@@ -154,18 +155,18 @@ struct PyramidImageOps {
                                              double step, double density_initial, int64_t degree,
                                              double min_transmittance, double min_weight, std::vector<double> boxes) {
     const CameraInputs camera{c2w, intrinsics, lens, width, height, background};
-    STD_TORCH_CHECK(double(width + kSquare) * double(height + kSquare) <= kMostMarchedRays,
+    STD_TORCH_CHECK(double(width + kSquare) * double(height + kSquare) <= kMaxMarchedRays,
                     "an image must have 1 to 2^30 pixels, got ", width, " x ", height);
-    STD_TORCH_CHECK(degree >= 0 && degree <= kMaxShDegree, "degree must lie in 0..3, got ", degree);
+    STD_TORCH_CHECK(degree >= 0 && degree <= kMaxDegree, "degree must lie in 0..3, got ", degree);
     const CellInputs cells{occupied, resolution, aabb_occupancy, c2w};
     const typename Backend::Guard guard(c2w);
     const PyramidInputs field{cells, levels,          blocks,
                               aabb,  density_weights, {step, density_initial, min_transmittance, min_weight, boxes},
                               c2w};
-    const int color_inputs = kFieldOutputs + sh_basis_size(static_cast<int>(degree));
+    const int color_inputs = kMaxGeometry + sh_basis_size(static_cast<int>(degree));
     const NetworkInputs color =
-        checked_network("color_weights", color_weights, color_inputs, kFieldOutputs, kMaxFieldLayers, c2w);
-    STD_TORCH_CHECK(field.density.view.out() == kFieldOutputs && color.view.out() == 3,
+        checked_network("color_weights", color_weights, color_inputs, kMaxGeometry, kMaxFieldLayers, c2w);
+    STD_TORCH_CHECK(field.density.view.out() == kMaxGeometry && color.view.out() == 3,
                     "the density network must have 16 outputs and the colour network 3");
     Tensor rgb = new_empty(c2w, {height, width, 3}, ScalarType::Float);
     Tensor opacity = new_empty(c2w, {height, width}, ScalarType::Float);

@@ -22,13 +22,13 @@ constexpr int kWarpRowsBytes = 32 * kRowBytes;
 constexpr int kQueueBytes = 32 * (kRowBytes + static_cast<int>(sizeof(float) + sizeof(int)));
 static_assert((kWarpRowsBytes + kQueueBytes) % 16 == 0, "rows are read 16 bytes at a time");
 
-// Describes a network of (out, in) matrices with at most kFieldInputs inputs and kFieldOutputs outputs, and with hidden
+// Describes a network of (out, in) matrices with at most kFieldInputs inputs and kMaxGeometry outputs, and with hidden
 // layers padded to `width`. If the matrices already exist, `network` contains them.
 inline Network field_network(int width, int layers, Network network = {}) {
   network.layers = layers;
   network.width = width;
   network.padded_in = kFieldInputs;
-  network.padded_out = kFieldOutputs;
+  network.padded_out = kMaxGeometry;
   network.log2_input_width = network.log2_output_width = 1;
   return network;
 }

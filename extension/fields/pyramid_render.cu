@@ -46,7 +46,7 @@ class ColorQueue {
       const int own = place(kept, lane);
       float basis[kMaxShBasis] = {};
       spherical_harmonics(direction, degree, basis);
-      uint4* to = reinterpret_cast<uint4*>(rows_ + own * kRowBytes + 2 * kFieldOutputs);
+      uint4* to = reinterpret_cast<uint4*>(rows_ + own * kRowBytes + 2 * kMaxGeometry);
 #pragma unroll
       for (int i = 0; i < kMaxShBasis / 8; ++i) {
         const float* eight = basis + 8 * i;
@@ -143,7 +143,7 @@ struct PyramidImage {
   static constexpr bool kWorldDistances = true;
   static constexpr int kLanes = 1;
   static constexpr int kBatch = kSquare * kSquare;
-  static constexpr int kMostIdle = 20;
+  static constexpr int kMaxIdle = 20;
   CameraView camera;
   PixelColors colors;
   float *opacity, *depth;

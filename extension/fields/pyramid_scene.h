@@ -35,7 +35,7 @@ struct PyramidLevel {
 template <typename scalar_t>
 struct PyramidScene {
   CellsView cells;
-  PyramidLevel<scalar_t> level[kMaxPyramidLevels];
+  PyramidLevel<scalar_t> level[kMaxFieldLevels];
   int levels;
   const float* aabb;
   Network density;
@@ -45,7 +45,7 @@ struct PyramidScene {
   NestedBoxes boxes;  // used only if rays are cut into pieces
 
   VOXELFIELD_HOST_DEVICE float density_of(float raw) const {
-    return density_initial * std::exp(raw > float(kHighestRawDensity) ? float(kHighestRawDensity) : raw);
+    return density_initial * std::exp(raw > float(kHighestRaw) ? float(kHighestRaw) : raw);
   }
 };
 

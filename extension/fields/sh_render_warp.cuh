@@ -147,7 +147,7 @@ __device__ __forceinline__ void shade(const ShGridView<scalar_t>& grid, const Wa
 
 // Walks the rays of the warp, one sample per thread at a time. If any samples are kept, computes their colours and
 // calls visit(sample, place, count) on all threads. `count` is the number of staged samples, and `place` is the
-// position of the thread's own sample among them if it is kept.
+// position of the thread's sample among them if it is kept.
 template <int Width, typename scalar_t, typename Visit>
 __device__ __forceinline__ void walk_rays(const RenderScene<scalar_t>& scene, const RayView& ray, bool exists,
                                           const WarpSeat& seat, const WarpPlan& plan, const Visit& visit) {

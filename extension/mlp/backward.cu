@@ -12,7 +12,7 @@ struct WeightBlockShares {
   explicit WeightBlockShares(const BackwardPlan& plan) : weight_blocks(plan.mlp.weight_blocks()) {
     per_warp = (weight_blocks + plan.warps() - 1) / plan.warps();
     const int max_weight_blocks =
-        plan.row_tiles() == 1 ? kMostWeightBlocks : most_weight_blocks_of_two_row_tiles(plan.mlp.network.width);
+        plan.row_tiles() == 1 ? kMaxWeightBlocks : max_weight_blocks_of_two_row_tiles(plan.mlp.network.width);
     launches = (per_warp + max_weight_blocks - 1) / max_weight_blocks;
     per_launch = (weight_blocks + launches - 1) / launches;
   }
@@ -26,7 +26,7 @@ void launch_backward(const BackwardPlan& plan, const WeightBlockShares& shares, 
   const int warps = plan.warps(), weight_blocks = shares.weight_blocks, layers = plan.mlp.network.layers;
   const int tiles = std::max((in.rows.capacity + plan.rows() - 1) / plan.rows(), 1);
   const int blocks = std::min(tiles, resident_blocks(kernel, warps * kWarp, plan.shared));
-  const int splits = WeightBlocks == kMostWeightBlocks ? 1 : std::max(warps / weight_blocks, 1);
+  const int splits = WeightBlocks == kMaxWeightBlocks ? 1 : std::max(warps / weight_blocks, 1);
   const Tensor partial =
       new_empty(in.input, {blocks * splits, weight_blocks, kWeightBlock * kWeightBlock}, ScalarType::Float);
   MlpLaunch launch{};
@@ -59,7 +59,7 @@ std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, 
   const CudaBackend::Guard guard(input);
   const MlpInputs in(input, weights, count);
   const Network& network = in.mlp.network;
-  check_tensor("mlp: grad_output", grad_output, {in.rows.capacity, network.out()}, ScalarType::Half, in.input);
+  check_tensor("grad_output", grad_output, {in.rows.capacity, network.out()}, ScalarType::Half, in.input);
   const Tensor grads = by_vectors(grad_output, in.mlp.output_pitch, in.mlp.few_outputs() ? 1 : kOutputWidth);
   Tensor grad_input = new_empty(in.input, {in.rows.capacity, in.mlp.input_pitch}, ScalarType::Half);
   std::vector<Tensor> grad_weights;
@@ -83,7 +83,7 @@ std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, 
       constexpr int kWidth = decltype(padded)::value;
       if constexpr (kWidth <= 64) {
         if (plan.row_tiles() == 2) {
-          return dispatch_value<1, 2, most_weight_blocks_of_two_row_tiles(kWidth)>(
+          return dispatch_value<1, 2, max_weight_blocks_of_two_row_tiles(kWidth)>(
               shares.at_once(), [&](auto weight_blocks) {
                 launch_backward<StagedWeights, kWidth, 2, decltype(weight_blocks)::value>(plan, shares, in, pointers,
                                                                                           sums);
@@ -91,9 +91,9 @@ std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, 
         }
       }
       if constexpr (kWidth == 64)
-        launch_backward<StagedWeights, kWidth, 1, kMostWeightBlocks>(plan, shares, in, pointers, sums);
+        launch_backward<StagedWeights, kWidth, 1, kMaxWeightBlocks>(plan, shares, in, pointers, sums);
       if constexpr (kWidth == 128) {
-        dispatch_value<1, 2, 3, kMostWeightBlocks>(shares.at_once(), [&](auto weight_blocks) {
+        dispatch_value<1, 2, 3, kMaxWeightBlocks>(shares.at_once(), [&](auto weight_blocks) {
           launch_backward<StagedWeights, kWidth, 1, decltype(weight_blocks)::value>(plan, shares, in, pointers, sums);
         });
       }
@@ -106,7 +106,7 @@ std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, 
     pointers.packed = vectors(packed);
     dispatch_value<64, 128>(plan.mlp.network.width, [&](auto padded) {
       constexpr int kWidth = decltype(padded)::value;
-      dispatch_value<(kWidth == 64 ? kMostWeightBlocks : 3), kMostWeightBlocks>(
+      dispatch_value<(kWidth == 64 ? kMaxWeightBlocks : 3), kMaxWeightBlocks>(
           shares.at_once(), [&](auto weight_blocks) {
             launch_backward<PackedWeights, kWidth, 1, decltype(weight_blocks)::value>(plan, shares, in, pointers, sums);
           });

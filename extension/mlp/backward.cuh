@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kBackwardRows / (16 * M) * kWarp, M == 1 ? 1 :
   const auto leaving_stride = [&](int l) { return l == last ? out_stride : kStride; };
 
   // Warps beyond the last weight block process other rows of a weight block that already has a warp.
-  const int weight_blocks = launch.weight_blocks, splits = WeightBlocks == kMostWeightBlocks ? 1 : launch.splits,
+  const int weight_blocks = launch.weight_blocks, splits = WeightBlocks == kMaxWeightBlocks ? 1 : launch.splits,
             split = splits > 1 ? warp / weight_blocks : 0;
   const int first_own_block = launch.first_weight_block + (splits > 1 ? warp % weight_blocks : warp);
   std::conditional_t<kScarce, CompactOperands, WeightBlockOperands> operand[WeightBlocks];

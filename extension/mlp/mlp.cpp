@@ -63,18 +63,18 @@ struct Mlp {
   Mlp(const Tensor& any_input, const std::vector<Tensor>& any_weights, const OptionalTensor& count)
       : capacity(any_input.dim() == 2 ? any_input.size(0) : 0), used(capacity) {
     const ScalarType dtype = any_input.scalar_type();
-    check_tensor("mlp: input", any_input, {kAny, kAny}, dtype, any_input);
-    dispatch_floating(dtype, "mlp: input", [](auto) {});
+    check_tensor("input", any_input, {kAny, kAny}, dtype, any_input);
+    dispatch_floating(dtype, "input", [](auto) {});
     for (const Tensor& own :
-         checked_weights("mlp: weights", any_weights, any_input.size(1), kMaxWidth, kMaxLayers, any_input)) {
-      STD_TORCH_CHECK(own.scalar_type() == dtype || own.scalar_type() == opmath_type(any_input),
-                      "mlp: weights must be of the dtype of input or float32, got ",
-                      torch::headeronly::toString(own.scalar_type()));
+         checked_weights("weights", any_weights, any_input.size(1), kMaxWidth, kMaxLayers, any_input)) {
+      VOXELFIELD_CHECK_TYPE(own.scalar_type() == dtype || own.scalar_type() == opmath_type(any_input),
+                            "weights[0] must be ", dtype_name(dtype), " or ", dtype_name(opmath_type(any_input)),
+                            " for ", dtype_name(dtype), " input, got ", dtype_name(own.scalar_type()));
       weights.push_back(torch::stable::to(own, dtype));
     }
     if (count.has_value()) {
       const bool wide = count->scalar_type() != ScalarType::Int;
-      const TensorData number = number_data("mlp: count", *count, wide ? ScalarType::Long : ScalarType::Int, any_input);
+      const TensorData number = checked_count(*count, any_input);
       const int64_t rows = wide ? *static_cast<const int64_t*>(number) : *static_cast<const int32_t*>(number);
       used = std::clamp<int64_t>(rows, 0, capacity);
     }
@@ -89,7 +89,7 @@ struct Mlp {
     for (int l = 0; l < last(); ++l) {
       Tensor hidden = new_like(input, {used, weights[l].size(0)});
       multiply(inputs[l], transposed(weights[l]), hidden);
-      dispatch_floating(input.scalar_type(), "mlp: input", [&](auto zero) {
+      dispatch_floating(input.scalar_type(), "input", [&](auto zero) {
         using scalar_t = decltype(zero);
         scalar_t* data = hidden.mutable_data_ptr<scalar_t>();
         for_each_range(hidden.numel(), kNumbersPerTask,
@@ -114,7 +114,7 @@ std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, 
                                                      std::vector<Tensor> weights, const OptionalTensor& count) {
   const Mlp mlp(input, weights, count);
   const ScalarType dtype = input.scalar_type(), wide = opmath_type(input);
-  check_tensor("mlp: grad_output", grad_output, {mlp.capacity, mlp.weights[mlp.last()].size(0)}, dtype, input);
+  check_tensor("grad_output", grad_output, {mlp.capacity, mlp.weights[mlp.last()].size(0)}, dtype, input);
   const std::vector<Tensor> entering = mlp.entering();
   Tensor grad_input = new_like(input, {mlp.capacity, input.size(1)});
   std::vector<Tensor> sums(mlp.weights.size());
@@ -126,7 +126,7 @@ std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, 
     Tensor next = l > 0 ? new_like(input, {mlp.used, columns}) : first_rows(grad_input, mlp.used);
     multiply(grad, mlp.weights[l], next);
     if (l > 0) {
-      dispatch_floating(dtype, "mlp: input", [&](auto zero) {
+      dispatch_floating(dtype, "input", [&](auto zero) {
         using scalar_t = decltype(zero);
         const scalar_t* activation = entering[l].const_data_ptr<scalar_t>();
         scalar_t* gradient = next.mutable_data_ptr<scalar_t>();

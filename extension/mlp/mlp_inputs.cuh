@@ -38,16 +38,16 @@ struct MlpInputs {
 
   MlpInputs(const Tensor& any_input, const std::vector<Tensor>& any_weights, const OptionalTensor& any_count)
       : count(as_contiguous(any_count)) {
-    STD_TORCH_CHECK(any_input.dim() == 2 && any_input.scalar_type() == ScalarType::Half,
-                    "mlp: on CUDA input must be a float16 tensor of shape (N, in)");
-    weights = checked_network("mlp: weights", any_weights, any_input.size(1), kMaxWidth, kMaxLayers, any_input);
+    check_tensor("input", any_input, {kAny, kAny}, ScalarType::Half, any_input,
+                 " on CUDA (torch.nn.functional.linear runs other dtypes there)");
+    weights = checked_network("weights", any_weights, any_input.size(1), kMaxWidth, kMaxLayers, any_input);
     mlp = plan_mlp(weights.view);
     input = by_vectors(any_input, mlp.input_pitch, mlp.input_pitch % kInputWidth == 0 ? kInputWidth : kInputWidth / 2);
-    STD_TORCH_CHECK(input.size(0) <= kMaxRows, "mlp: input must have at most ", kMaxRows, " rows, got ", input.size(0));
+    STD_TORCH_CHECK(input.size(0) <= kMaxRows, "input must have at most ", kMaxRows, " rows, got ", input.size(0));
     rows.capacity = static_cast<int>(input.size(0));
     if (count.has_value()) {
       rows.wide_count = count->scalar_type() != ScalarType::Int;
-      number_data("mlp: count", *count, rows.wide_count ? ScalarType::Long : ScalarType::Int, input);
+      checked_count(*count, input);
       rows.count = count->data_ptr();
     }
   }

@@ -19,8 +19,8 @@ inline NetworkInputs checked_network(const std::string& name, const std::vector<
   NetworkInputs network;
   network.weights = checked_weights(name, weights, inputs, max_outputs, max_layers, like);
   const ScalarType dtype = weights[0].scalar_type();
-  STD_TORCH_CHECK(dtype == ScalarType::Half || dtype == ScalarType::Float, name, " must be float16 or float32, got ",
-                  torch::headeronly::toString(dtype));
+  VOXELFIELD_CHECK_TYPE(dtype == ScalarType::Half || dtype == ScalarType::Float, name,
+                        "[0] must be float16 or float32, got ", dtype_name(dtype));
   const int layers = static_cast<int>(weights.size());
   network.view.layers = layers;
   network.view.float_weights = dtype == ScalarType::Float;

@@ -85,8 +85,8 @@ VOXELFIELD_HOST_DEVICE constexpr int strip_rows(int width) { return width > 64 ?
 
 // Maximum number of weight blocks of the weight gradients that a warp sums if it processes one tile at a time, and if
 // it processes two tiles, for hidden layers of a given width. More weight blocks would exceed the available registers.
-constexpr int kMostWeightBlocks = 4;
-constexpr int most_weight_blocks_of_two_row_tiles(int width) { return width < 64 ? 2 : 3; }
+constexpr int kMaxWeightBlocks = 4;
+constexpr int max_weight_blocks_of_two_row_tiles(int width) { return width < 64 ? 2 : 3; }
 
 // The contents of shared memory in a block of the backward pass.
 enum class Residency : int {
@@ -109,8 +109,8 @@ struct BackwardPlan {
   // twice.
   int row_tiles() const {
     const int width = mlp.network.width, warps = kBackwardRows / 32;
-    return width < 64 || (width == 64 && staged() &&
-                          mlp.weight_blocks() <= warps * most_weight_blocks_of_two_row_tiles(width))
+    return width < 64 ||
+                   (width == 64 && staged() && mlp.weight_blocks() <= warps * max_weight_blocks_of_two_row_tiles(width))
                ? 2
                : 1;
   }

@@ -10,23 +10,17 @@ namespace {
 
 // In the order of `_NAMES` in voxelfield/foundation/constants.py.
 std::vector<int64_t> constants() {
-  constexpr int64_t kBrick = 1 << kBrickShift, kTileXY = 1 << kOptimizerTileShiftXY, kTileZ = 1 << kOptimizerTileShiftZ;
-  constexpr int64_t kTiles = 1 << kTileBits;
+  constexpr int64_t kBrickCells = 1 << kBrickShift, kTileX = 1 << kOptimizerTileShiftXY, kTileY = kTileX;
+  constexpr int64_t kTileZ = 1 << kOptimizerTileShiftZ, kMaxTilesAlong = 1 << kTileBits;
   constexpr auto kAutomatic = static_cast<int64_t>(SplatMethod::kAutomatic);
   constexpr auto kDeterministic = static_cast<int64_t>(SplatMethod::kDeterministic);
   constexpr auto kLensModels = static_cast<int64_t>(LensModel::kCount);
-  return {kMaxLevels,     kMaxLayers,
-          kMaxWidth,      kMaxPyramidLevels,
-          kLevelChannels, kMaxFieldLayers,
-          kFieldOutputs,  kHighestRawDensity,
-          kMaxShDegree,   kBrick,
-          kPartRays,      kPartSegments,
-          kMaxParts,      kStoredRanges,
-          kTileXY,        kTileXY,
-          kTileZ,         kTiles,
-          kAutomatic,     kDeterministic,
-          kBlockVertices, kMaxAtlasVertices,
-          kLensNumbers,   kLensModels};
+  return {kMaxLevels,     kMaxLayers,        kMaxWidth,    kMaxFieldLevels,
+          kLevelChannels, kMaxFieldLayers,   kMaxGeometry, kHighestRaw,
+          kMaxDegree,     kBrickCells,       kPartRays,    kPartSegments,
+          kMaxParts,      kStepRanges,       kTileX,       kTileY,
+          kTileZ,         kMaxTilesAlong,    kAutomatic,   kDeterministic,
+          kBlockVertices, kMaxAtlasVertices, kLensNumbers, kLensModels};
 }
 
 }  // namespace
@@ -40,41 +34,40 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   m.def("constants() -> int[]");
 
   // Trilinear sampling of grids (X, Y, Z, C) of one or several resolutions at points (N, 3) of the unit cube. Channels
-  // are concatenated, or summed over grids with `sum`. Grids (B, X, Y, Z, C) take points (B, N, 3). With `direction`,
-  // shaped like points, each op computes its derivative along that direction of the point; `with_gradient` stacks the
-  // value and its three derivatives in a leading dimension of 4. `accumulate` adds to existing sums, or to slabs of
-  // sums: `slabs` are the first plane along x of each tensor and the planes of its grid, or none. padding: 0 border, 1
-  // zeros, 2 reflection, 3 periodic, 4 periodic with a further vertex along each axis, a copy of the first one. Sums of
-  // periodic grids need padding 4. Grids of integers can be sampled with `nearest`, without derivatives. A grid
-  // expanded over the batch is not copied. `sizes` are X, Y, Z, C of each level. method: 0 automatic, 1 atomic, 2
+  // are concatenated, or summed over grids with `sum`. Grids (B, X, Y, Z, C) take points (B, N, 3). `with_gradient`
+  // stacks the value and its three derivatives in a leading dimension of 4. `accumulate` adds to existing sums, or to
+  // slabs of sums: `slabs` are the first plane along x of each tensor and the planes of its grid, or none. padding: 0
+  // border, 1 zeros, 2 reflection, 3 periodic, 4 periodic with a further vertex along each axis, a copy of the first
+  // one. Sums of periodic grids need padding 4. Grids of integers can be sampled with `nearest`, without derivatives. A
+  // grid expanded over the batch is not copied. `sizes` are X, Y, Z, C of each level. method: 0 automatic, 1 atomic, 2
   // tiled, 3 tiled with a fixed order of summation.
   m.def(
-      "sample_trilinear(Tensor[] grids, Tensor points, Tensor? direction, int padding, bool align_corners, "
-      "bool nearest, bool sum, bool with_gradient) -> Tensor");
+      "sample_trilinear(Tensor[] grids, Tensor points, int padding, bool align_corners, bool nearest, bool sum, "
+      "bool with_gradient) -> Tensor");
   // sample_trilinear of one grid over the box `aabb` with aligned corners at world positions; also returns the
   // positions in the unit cube. Calling a VoxelGrid would otherwise take five ops, whose host overhead exceeds the
   // sampling time.
   m.def("sample_in_box(Tensor grid, Tensor points, Tensor aabb, int padding) -> (Tensor, Tensor)");
   m.def(
-      "splat_trilinear(Tensor values, Tensor points, Tensor? direction, int[] sizes, int padding, bool align_corners, "
+      "splat_trilinear(Tensor values, Tensor points, int[] sizes, int padding, bool align_corners, "
       "bool nearest, bool sum, bool with_gradient, int method) -> Tensor[]");
   m.def(
       "accumulate_trilinear_(Tensor(a!)[] sums, Tensor values, Tensor points, int padding, bool align_corners, "
       "bool nearest, int[] slabs, int column) -> ()");
   m.def(
-      "point_gradient_trilinear(Tensor values, Tensor[] grids, Tensor points, Tensor? direction, int padding, "
+      "point_gradient_trilinear(Tensor values, Tensor[] grids, Tensor points, int padding, "
       "bool align_corners, bool nearest, bool sum, bool with_gradient) -> Tensor");
 
   // Sparse grids (stencil/sparse_grid.h): the positions of points of the unit cube in the atlas of stored blocks, NaN
   // if the block is not stored; and a sum over the copies of each vertex, for gradients of an atlas. If a table of
   // touched vertices says which copies are not zero (touched_vertices_), it then has all copies of these vertices.
-  m.def("places_in_atlas(Tensor points, Tensor blocks, int[] atlas) -> Tensor");
-  m.def("share_copies_(Tensor(a!) sums, Tensor copies, Tensor begins, Tensor(b!)? touched) -> ()");
+  m.def("atlas_coordinates(Tensor points, Tensor blocks, int[] atlas) -> Tensor");
+  m.def("sum_duplicates_(Tensor(a!) sums, Tensor copies, Tensor begins, Tensor(b!)? touched) -> ()");
 
   // The same for points that each have their own cell: feats (N, 8, C), points (N, 3) in [-1, 1].
-  m.def("interpolate_cells(Tensor feats, Tensor points, Tensor? direction) -> Tensor");
-  m.def("splat_cells(Tensor values, Tensor points, Tensor? direction) -> Tensor");
-  m.def("point_gradient_cells(Tensor values, Tensor feats, Tensor points, Tensor? direction) -> Tensor");
+  m.def("interpolate_cells(Tensor feats, Tensor points, bool with_gradient) -> Tensor");
+  m.def("splat_cells(Tensor values, Tensor points, bool with_gradient) -> Tensor");
+  m.def("point_gradient_cells(Tensor values, Tensor feats, Tensor points, bool with_gradient) -> Tensor");
 
   // Packs a grid of bools into words of 4 x 4 x 4 bits.
   m.def("pack_occupancy(Tensor occupied) -> Tensor");
@@ -168,7 +161,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "Tensor? rays_kept) -> Tensor");
   m.def(
       "color_error_backward(Tensor grad, Tensor colors, Tensor truth, Tensor? weights, Tensor? ray_index, "
-      "int rays_per_pixel, Tensor? rays_kept) -> Tensor");
+      "int rays_per_pixel, Tensor? rays_kept) -> (Tensor grad_colors)");
 
   // Lists tiles of 4 x 4 x 8 vertices of a grid that samples in occupied cells (X, Y, Z) of the same box touch: their
   // ids into the first `count` of `ids`, in ascending order.
@@ -203,12 +196,12 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // The input of a colour network, geometry (N, G) and the spherical harmonics of each sample's viewing direction side
   // by side, and the geometry's first column, float32, from which density is made.
   m.def("append_view(Tensor geometry, Tensor directions, Tensor ray_index, int degree) -> (Tensor inputs, Tensor raw)");
-  m.def("append_view_backward(Tensor grad_inputs, Tensor grad_raw, int geometry_size) -> Tensor");
+  m.def("append_view_backward(Tensor grad_inputs, Tensor grad_raw, int geometry_size) -> (Tensor grad_geometry)");
 
   // A multilayer perceptron, ReLU between layers: input (N, in), weights[l] (out_l, in_l). Rows from `count` (one
   // integer) on are ignored, and their outputs are zero. In the backward op, grad_weights are float32 (float64 for
   // float64 inputs).
-  m.def("mlp(Tensor input, Tensor[] weights, Tensor? count) -> Tensor");
+  m.def("mlp(Tensor input, Tensor[] weights, Tensor? count) -> (Tensor output)");
   m.def(
       "mlp_backward(Tensor grad_output, Tensor input, Tensor[] weights, Tensor? count) -> (Tensor grad_input, Tensor[] "
       "grad_weights)");
@@ -221,12 +214,12 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "render_grid(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor? density, Tensor aabb_grid, float step, "
       "int degree, float density_scale, float density_shift, float min_transmittance, float min_weight) -> "
-      "(Tensor, Tensor, Tensor)");
+      "(Tensor rgb, Tensor opacity, Tensor depth_sum)");
   m.def(
       "render_grid_backward(Tensor grad_rgb, Tensor grad_opacity, Tensor grad_depth_sum, Tensor rgb, Tensor opacity, "
       "Tensor depth_sum, Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor aabb_grid, float step, int degree, "
-      "float density_scale, float density_shift, float min_transmittance, float min_weight) -> Tensor");
+      "float density_scale, float density_shift, float min_transmittance, float min_weight) -> (Tensor grad_grid)");
   // Renders every pixel of a camera over a background: image, opacity and mean depth.
   m.def(
       "render_grid_image(Tensor c2w, Tensor intrinsics, Tensor? lens, int width, int height, Tensor "
@@ -240,13 +233,14 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // of each, their distances in slots (R, max_samples_per_ray), how many each ray has, and sums of these counts for
   // pack_slots, which packs the samples into `capacity` rows. `occupied` is as for render_grid. With nested `boxes` (as
   // for cut_rays), rays are in the world, and everything else, including distances, is in warped coordinates. Once the
-  // rays up to some ray have more than `most` samples together, the rays after it may be left out, as if they had none.
+  // rays up to some ray have more than `max_total_samples` samples together, the rays after it may be left out, as if
+  // they had none.
   m.def(
       "march_to_slots(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor[] levels, Tensor?[] blocks, Tensor aabb, "
       "Tensor[] density_weights, float step, "
       "float density_initial, float min_transmittance, float min_weight, int max_samples_per_ray, float[] boxes, "
-      "int most) -> (Tensor, Tensor, Tensor)");
+      "int max_total_samples) -> (Tensor, Tensor, Tensor)");
   m.def(
       "pack_slots(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor slots, "
       "Tensor counts, Tensor sums, float step, float[] boxes, int capacity) -> (Tensor, Tensor, Tensor, Tensor, "

@@ -60,13 +60,13 @@ enum class WorkingType : int32_t { kNone, kHalf, kBFloat16 };
 
 // A grid and the state of Adam for it. The pointers refer to arrays (X, Y, Z, C).
 struct AdamLevel {
-  static constexpr int kMostCopies = 8;
+  static constexpr int kMaxCopies = 8;
 
   VertexGrid grid;
   float *param, *grad;
   void *exp_avg, *exp_avg_sq;  // BFloat16 with narrow_moments, else float
   bool narrow_moments;
-  void* working[kMostCopies];
+  void* working[kMaxCopies];
   int32_t copies;
   WorkingType working_type;
   bool counts_in_float;
@@ -157,7 +157,7 @@ struct OccupiedCells {
 };
 
 // Some vertices of the tiles of a grid. Without a list, a tile is 128 vertices that follow each other in memory.
-struct TouchedTiles {
+struct VertexTiles {
   VertexGrid grid;
   int64_t first;       // without a list, the first vertex of the first tile
   TouchedTable table;  // to copy vertices, the last number of a row is that of the vertices in all rows before it
@@ -173,14 +173,14 @@ struct TouchedTiles {
 
 // Marks the vertices of a gradient that are not zero, or all of them.
 struct FindTouched {
-  TouchedTiles touched;
+  VertexTiles touched;
   const float* grad;
   bool all;
 };
 
 // Copies marked vertices of a grid to or from rows that follow each other. Those without a row are left out.
 struct CopyTouched {
-  TouchedTiles touched;
+  VertexTiles touched;
   char* values;
   char* packed;
   int64_t rows;
@@ -205,9 +205,9 @@ struct OptimOps {
     }
     if (count == 0) return;
     const size_t copies = working.size() / count;
-    STD_TORCH_CHECK(working.size() == copies * count && copies <= AdamLevel::kMostCopies,
-                    "working must have as many tensors for each of ", count, " params, at most ",
-                    AdamLevel::kMostCopies, ", got ", working.size());
+    STD_TORCH_CHECK(working.size() == copies * count && copies <= AdamLevel::kMaxCopies,
+                    "working must have as many tensors for each of ", count, " params, at most ", AdamLevel::kMaxCopies,
+                    ", got ", working.size());
     const typename Backend::Guard guard(params[0]);
     std::vector<AdamLevel> levels;
     for (size_t i = 0; i < count; ++i) {
@@ -339,9 +339,9 @@ struct OptimOps {
   }
 
  private:
-  static TouchedTiles touched_tiles(const char* name, const Tensor& grid, ScalarType dtype, const OptionalTensor& ids,
-                                    int64_t first, const Tensor& table) {
-    TouchedTiles touched{vertex_grid(name, grid, dtype), first, {}, 0};
+  static VertexTiles touched_tiles(const char* name, const Tensor& grid, ScalarType dtype, const OptionalTensor& ids,
+                                   int64_t first, const Tensor& table) {
+    VertexTiles touched{vertex_grid(name, grid, dtype), first, {}, 0};
     if (ids.has_value()) list_tiles(name, touched.grid, "ids", *ids, grid);
     STD_TORCH_CHECK(first >= 0, "first must not be negative, got ", first);
     touched.table.rows = contiguous_data(
@@ -353,8 +353,8 @@ struct OptimOps {
   static void copy_touched(const Tensor& grid, const OptionalTensor& ids, int64_t first, const Tensor& table,
                            const Tensor& packed, bool unpacks) {
     const ScalarType dtype = grid.scalar_type();
-    STD_TORCH_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
-                    "grid must be float32, float16 or bfloat16, got ", torch::headeronly::toString(dtype));
+    VOXELFIELD_CHECK_TYPE(dtype == ScalarType::Float || dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
+                          "grid must be float32, float16 or bfloat16, got ", dtype_name(dtype));
     const typename Backend::Guard guard(grid);
     contiguous_data("packed", packed, {kAny, grid.size(3)}, dtype, grid);
     const CopyTouched copy{

@@ -30,7 +30,7 @@ struct RaySegments : RayBatch {
 // segment has more ranges, the second pass continues after the last stored one.
 struct CountSamples {
   RaySegments rays;
-  StepRange* step_ranges;  // (kStoredRanges, segments)
+  StepRange* step_ranges;  // (kStepRanges, segments)
 
   VOXELFIELD_HOST_DEVICE int32_t operator()(int64_t segment) const {
     const RayView view = rays.ray_of(segment);
@@ -38,7 +38,7 @@ struct CountSamples {
     int32_t samples = 0;
     int stored = 0;
     const auto store = [&](const StepRange& range) {
-      if (stored < kStoredRanges) step_ranges[stored * stride + segment] = range;
+      if (stored < kStepRanges) step_ranges[stored * stride + segment] = range;
       ++stored;
     };
     if (view.near < view.far) {
@@ -55,7 +55,7 @@ struct CountSamples {
       });
       if (open.end > open.begin) store(open);
     }
-    while (stored < kStoredRanges) store({0, 0});
+    while (stored < kStepRanges) store({0, 0});
     return samples;
   }
 };
@@ -86,7 +86,7 @@ struct MarchedSamples {
     // Callers of the raw op may pass arbitrary ranges, so lengths may wrap around.
     StepRange found = staged.first;
     int32_t length = wrapping_subtract(found.end, found.begin);
-    for (int range = 1; number >= length && range < kStoredRanges; ++range) {
+    for (int range = 1; number >= length && range < kStepRanges; ++range) {
       number = wrapping_subtract(number, length);
       found = step_ranges[range * rays.segments() + segment];
       length = wrapping_subtract(found.end, found.begin);
@@ -103,7 +103,7 @@ struct MarchedSamples {
   VOXELFIELD_HOST_DEVICE void write_rest(int64_t row, int64_t segment, int32_t count) const {
     int32_t number = 0;
     StepRange last{0, 0};
-    for (int range = 0; range < kStoredRanges && number < count; ++range) {
+    for (int range = 0; range < kStepRanges && number < count; ++range) {
       last = step_ranges[range * rays.segments() + segment];
       // Callers of the raw op may pass arbitrary ranges.
       if (last.begin < 0 || last.end < last.begin || last.end > kMaxSteps) return;
@@ -207,9 +207,9 @@ struct DistanceAlongAxis {
 struct FirstDistance {
   const bool* occupied;
   uint8_t* distances;
-  uint8_t most;
+  uint8_t max_distance;
 
-  VOXELFIELD_HOST_DEVICE void operator()(int64_t cell) const { distances[cell] = occupied[cell] ? 0 : most; }
+  VOXELFIELD_HOST_DEVICE void operator()(int64_t cell) const { distances[cell] = occupied[cell] ? 0 : max_distance; }
 };
 
 template <typename Backend>
@@ -250,7 +250,7 @@ struct MarchOps {
     const RaySegments rays{in.batch(step), cells.bits(), log2_exact(segments_per_ray)};
     const SegmentParts parts{rays.segments(), rays.segments_shift};
     Tensor counts = new_empty(in.origins, {rays.segments()}, ScalarType::Int);
-    Tensor step_ranges = new_empty(in.origins, {kStoredRanges, rays.segments(), 2}, ScalarType::Int);
+    Tensor step_ranges = new_empty(in.origins, {kStepRanges, rays.segments(), 2}, ScalarType::Int);
     Tensor sums = new_empty(in.origins, {parts.count}, ScalarType::Long);
     Backend::count_segments(parts, data_of(counts), data_of(sums), CountSamples{rays, ranges_in(step_ranges)});
     return {counts, step_ranges, sums};
@@ -267,7 +267,7 @@ struct MarchOps {
     const RaySegments rays{in.batch(step), cells.bits(), log2_exact(segments_per_ray)};
     const PackedTensors out = new_packed(in.origins, rays.count, capacity);
     const Packing packing = packing_of(counts, sums, segments_per_ray, kMaxSteps, out);
-    contiguous_data("step_ranges", step_ranges, {kStoredRanges, rays.segments(), 2}, ScalarType::Int, origins);
+    contiguous_data("step_ranges", step_ranges, {kStepRanges, rays.segments(), 2}, ScalarType::Int, origins);
     Backend::place_segments(packing, MarchedSamples{rays, ranges_in(step_ranges), SamplePointers(out)});
     return out;
   }

@@ -1,11 +1,11 @@
 // Nested boxes, each larger than the previous one by a constant ratio, and the pieces into which they cut a ray. They
 // extend a grid to distant geometry: a larger box has larger voxels, which suffice for distant objects.
 //
-// In warped coordinates, the field's own, all boxes have the size of the smallest one and are placed in a row along x,
-// with a gap between neighbours. Each box represents its part of space without the next smaller box. There, a
-// ray is a sequence of straight pieces, so kernels for rays through a single box work unchanged. Distances along a ray
-// are measured in units of the current box and are continuous from one piece to the next. A constant step in
-// warped coordinates is therefore a step in proportion to the box's size in the world.
+// In warped coordinates, in which the field is defined, all boxes have the size of the smallest one and are placed in a
+// row along x, with a gap between neighbours. Each box represents its part of space without the next smaller box.
+// There, a ray is a sequence of straight pieces, so kernels for rays through a single box work unchanged. Distances
+// along a ray are measured in units of the current box and are continuous from one piece to the next. A constant step
+// in warped coordinates is therefore a step in proportion to the box's size in the world.
 #pragma once
 
 #include "common/finite.h"

@@ -103,11 +103,10 @@ VOXELFIELD_HOST_DEVICE void prefetch_corners(const Locator& locator, const scala
 }
 
 // Up to this number of channels, float32 kernels vectorise over points instead of channels.
-constexpr int64_t kFewChannels = 3;
+constexpr int64_t kMaxPointwiseChannels = 3;
 
-template <typename Weights, typename scalar_t>
-constexpr bool kVectorisesPoints =
-    std::is_same_v<Weights, ValueWeights<float>> && std::is_same_v<std::remove_const_t<scalar_t>, float>;
+template <int Sets, typename scalar_t>
+constexpr bool kVectorisesPoints = Sets == 1 && std::is_same_v<std::remove_const_t<scalar_t>, float>;
 
 // Whether kernels convert whole rows of a dtype to float32 before they compute. bfloat16 is cheap to convert when it is
 // read.

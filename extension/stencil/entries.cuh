@@ -71,12 +71,12 @@ __device__ __forceinline__ int32_t count_home(const TileCounts& count, int32_t h
 
 // The tiles that a point touches: its home and, along each axis on which it touches a second tile, the next one. The
 // number of tile (x, y, z) is base + (x * along_y + y) * along_z + z.
-struct TouchedTiles {
+struct PointTiles {
   int32_t home;     // -1 if the point touches no tile
   int32_t step[3];  // from one tile number to the next along each axis; 0 if the point does not touch the next tile
 
-  __device__ __forceinline__ TouchedTiles(bool empty, int32_t base, const int32_t (&first)[3], const int32_t (&last)[3],
-                                          int32_t along_y, int32_t along_z)
+  __device__ __forceinline__ PointTiles(bool empty, int32_t base, const int32_t (&first)[3], const int32_t (&last)[3],
+                                        int32_t along_y, int32_t along_z)
       : home(empty ? -1 : base + (first[0] * along_y + first[1]) * along_z + first[2]),
         step{last[0] > first[0] ? along_y * along_z : 0, last[1] > first[1] ? along_z : 0, last[2] > first[2]} {}
 };
@@ -84,7 +84,7 @@ struct TouchedTiles {
 // Counts the entries of a point, or, with `Place`, writes each entry to the next free place of its tile, which `count`
 // holds. All threads of a warp must take part.
 template <bool Place>
-__device__ __forceinline__ void add_entries(const TouchedTiles& tiles, int32_t index, const TileCounts& count,
+__device__ __forceinline__ void add_entries(const PointTiles& tiles, int32_t index, const TileCounts& count,
                                             int32_t* __restrict__ entries) {
   const int32_t home_place = count_home<Place>(count, tiles.home);
   if (tiles.home < 0) return;

@@ -235,10 +235,9 @@ VOXELFIELD_HOST_DEVICE void gather_few(Level<GridLocator<float>, const float> le
   }
 }
 
-template <bool kAdd, typename scalar_t, typename Weights, typename Result, typename T>
-VOXELFIELD_HOST_DEVICE void gather_rows(const scalar_t* data, const Stencil<T>& s, const Weights& weights,
-                                        int64_t channels, Result* row, int64_t stride) {
-  constexpr int kSets = Weights::kSets;
+template <bool kAdd, int kSets, typename scalar_t, typename Result, typename T>
+VOXELFIELD_HOST_DEVICE void gather_rows(const scalar_t* data, const Stencil<T>& s, int64_t channels, Result* row,
+                                        int64_t stride) {
   if (s.empty) {
     for (int set = 0; set < kSets && !kAdd; ++set) std::fill_n(row + set * stride, channels, Result(0));
     return;
@@ -248,17 +247,16 @@ VOXELFIELD_HOST_DEVICE void gather_rows(const scalar_t* data, const Stencil<T>& 
   sum.stride = stride;
   for (int k = 0; k < kCorners; ++k) {
     sum.corner[k] = data + s.offset(k);
-    for (int set = 0; set < kSets; ++set) sum.weight[set][k] = weights(s, k, set);
+    for (int set = 0; set < kSets; ++set) sum.weight[set][k] = s.corner_weight(k, set);
   }
   sum_corners(sum, channels);
 }
 
 // `total` holds the rows of a batch, (kSets, kPointsPerBatch, columns). Levels that are added up are summed there and
 // rounded once, and float16 rows are rounded together.
-template <typename Weights, typename Locator, typename scalar_t, typename T>
-VOXELFIELD_MULTIVERSION void gather_range(const Levels<Locator, const scalar_t>& levels, const PointsView<Weights>& at,
+template <int kSets, typename Locator, typename scalar_t, typename T>
+VOXELFIELD_MULTIVERSION void gather_range(const Levels<Locator, const scalar_t>& levels, const PointsView<T, kSets>& at,
                                           scalar_t* out, int64_t begin, int64_t end, T* total) {
-  constexpr int kSets = Weights::kSets;
   const int64_t columns = levels.columns, total_stride = kPointsPerBatch * columns;
   Stencil<T> stencils[kPointsPerBatch];
   for (int64_t first = begin; first < end; first += kPointsPerBatch) {
@@ -266,8 +264,8 @@ VOXELFIELD_MULTIVERSION void gather_range(const Levels<Locator, const scalar_t>&
     if (levels.sum) std::fill_n(total, kSets * total_stride, T(0));
     for (const auto& level : levels) {
       const int64_t channels = level.locator.channels;
-      if constexpr (kVectorisesPoints<Weights, scalar_t> && std::is_same_v<Locator, GridLocator<float>>) {
-        if (!levels.sum && channels <= kFewChannels && level.locator.fits_32_bits()) {
+      if constexpr (kVectorisesPoints<kSets, scalar_t> && std::is_same_v<Locator, GridLocator<float>>) {
+        if (!levels.sum && channels <= kMaxPointwiseChannels && level.locator.fits_32_bits()) {
           gather_few(level, at.points, first, count, out, columns);
           continue;
         }
@@ -276,14 +274,13 @@ VOXELFIELD_MULTIVERSION void gather_range(const Levels<Locator, const scalar_t>&
       prefetch_corners(level.locator, level.data, stencils, count);
       for (int64_t i = 0; i < count; ++i) {
         T* const total_row = total + i * columns + level.column;
-        const Weights weights = at.weights(first + i);
         if (levels.sum) {
-          gather_rows<true>(level.data, stencils[i], weights, channels, total_row, total_stride);
+          gather_rows<true, kSets>(level.data, stencils[i], channels, total_row, total_stride);
         } else if constexpr (kConvertsRows<scalar_t>) {
-          gather_rows<false>(level.data, stencils[i], weights, channels, total_row, total_stride);
+          gather_rows<false, kSets>(level.data, stencils[i], channels, total_row, total_stride);
         } else {
           scalar_t* const row = out + (first + i) * columns + level.column;
-          gather_rows<false>(level.data, stencils[i], weights, channels, row, at.count * columns);
+          gather_rows<false, kSets>(level.data, stencils[i], channels, row, at.count * columns);
         }
       }
     }
@@ -294,9 +291,9 @@ VOXELFIELD_MULTIVERSION void gather_range(const Levels<Locator, const scalar_t>&
   }
 }
 
-template <typename Weights, typename Locator, typename scalar_t, typename T>
+template <int kSets, typename Locator, typename scalar_t, typename T>
 VOXELFIELD_MULTIVERSION void point_gradient_range(const Levels<Locator, const scalar_t>& levels, const scalar_t* values,
-                                                  const PointsView<Weights>& at, T* out, int64_t begin, int64_t end) {
+                                                  const PointsView<T, kSets>& at, T* out, int64_t begin, int64_t end) {
   std::fill(out + 3 * begin, out + 3 * end, T(0));
   Stencil<T> stencils[kPointsPerBatch];
   for (int64_t first = begin; first < end; first += kPointsPerBatch) {
@@ -307,14 +304,13 @@ VOXELFIELD_MULTIVERSION void point_gradient_range(const Levels<Locator, const sc
       for (int64_t i = 0; i < count; ++i) {
         const Stencil<T>& s = stencils[i];
         if (s.empty) continue;
-        const Weights weights = at.weights(first + i);
-        for (int set = 0; set < Weights::kSets; ++set) {
+        for (int set = 0; set < kSets; ++set) {
           CornerSlope<scalar_t, T> sum;
           sum.value = values + (set * at.count + first + i) * levels.columns + level.column;
           sum.gradient = out + 3 * (first + i);
           for (int k = 0; k < kCorners; ++k) {
             sum.corner[k] = level.data + s.offset(k);
-            for (int axis = 0; axis < 3; ++axis) sum.slope[axis][k] = weights.gradient(s, k, axis, set);
+            for (int axis = 0; axis < 3; ++axis) sum.slope[axis][k] = s.corner_slope(k, axis, set);
           }
           add_gradient(sum, level.locator.channels);
         }
@@ -324,19 +320,19 @@ VOXELFIELD_MULTIVERSION void point_gradient_range(const Levels<Locator, const sc
 }
 
 struct Cpu : CpuBackend {
-  template <typename Weights, typename Locator, typename scalar_t>
-  static void gather(const Levels<Locator, const scalar_t>& levels, const PointsView<Weights>& at, scalar_t* out) {
-    ask_for_huge_pages(out, Weights::kSets * at.count * levels.columns * sizeof(scalar_t));
+  template <int kSets, typename Locator, typename scalar_t, typename T>
+  static void gather(const Levels<Locator, const scalar_t>& levels, const PointsView<T, kSets>& at, scalar_t* out) {
+    ask_for_huge_pages(out, kSets * at.count * levels.columns * sizeof(scalar_t));
     const bool totals = levels.sum || kConvertsRows<scalar_t>;
     for_each_range(at.count, kPointsPerTask, [&](int64_t begin, int64_t end) {
-      std::vector<opmath_t<scalar_t>> total(totals ? Weights::kSets * kPointsPerBatch * levels.columns : 0);
+      std::vector<T> total(totals ? kSets * kPointsPerBatch * levels.columns : 0);
       gather_range(levels, at, out, begin, end, total.data());
     });
   }
 
-  template <typename Weights, typename Locator, typename scalar_t, typename T>
+  template <int kSets, typename Locator, typename scalar_t, typename T>
   static void point_gradient(const Levels<Locator, const scalar_t>& levels, const scalar_t* values,
-                             const PointsView<Weights>& at, T* out) {
+                             const PointsView<T, kSets>& at, T* out) {
     for_each_range(at.count, kPointsPerTask,
                    [&](int64_t begin, int64_t end) { point_gradient_range(levels, values, at, out, begin, end); });
   }

@@ -188,12 +188,10 @@ __global__ void __launch_bounds__(kGatherThreads)
 // `Single`: there is one level, and a warp processes all of its channels at once. `row_buffer`: a warp processes all
 // channels of every level at once, and its rows fit in shared memory. The rows are assembled there, because one level
 // writes only a short part of a row.
-template <typename scalar_t, int Width, typename Weights, bool Single, typename Locator, typename T>
+template <typename scalar_t, int Width, int kSets, bool Single, typename Locator, typename T>
 __global__ void __launch_bounds__(kGatherThreads)
     gather_kernel(const __grid_constant__ Levels<Locator, const scalar_t> levels, const T* __restrict__ points,
-                  const T* __restrict__ directions, scalar_t* __restrict__ out, int64_t n, LaneLayout layout,
-                  bool row_buffer) {
-  constexpr int kSets = Weights::kSets;
+                  scalar_t* __restrict__ out, int64_t n, LaneLayout layout, bool row_buffer) {
   // The launch ensures that this type can also count all elements of points and rows.
   using offset_t = typename Locator::offset_t;
   extern __shared__ __align__(16) unsigned char shared[];
@@ -216,7 +214,6 @@ __global__ void __launch_bounds__(kGatherThreads)
       const bool exists = Single || vector * Width < level.locator.channels;
       auto s = find_stencil(level.locator, points, index);
       s.take_side(2, lane.upper);
-      const Weights weights(directions, index);
       const auto origin = exists ? s.origin + vector * Width : 0;
       Vector<scalar_t, Width> corner[kCorners / 2];
 #pragma unroll
@@ -229,7 +226,7 @@ __global__ void __launch_bounds__(kGatherThreads)
         for (int set = 0; set < kSets; ++set) {
 #pragma unroll
           for (int k = 0; k < kCorners / 2; ++k) {
-            const T weight = weights(s, 2 * k, set);
+            const T weight = s.corner_weight(2 * k, set);
             add_weighted(sum[set], weight, corner[k]);
           }
         }
@@ -264,11 +261,11 @@ __global__ void __launch_bounds__(kGatherThreads)
 
 // `lanes` neighbouring threads, a power of two, share a point. Each sums over some of the channel vectors on one side
 // along z.
-template <typename scalar_t, int Width, typename Weights, typename Locator, typename T>
+template <typename scalar_t, int Width, int kSets, typename Locator, typename T>
 __global__ void __launch_bounds__(kThreads)
     point_gradient_kernel(const __grid_constant__ Levels<Locator, const scalar_t> levels,
-                          const scalar_t* __restrict__ values, const T* __restrict__ points,
-                          const T* __restrict__ directions, T* __restrict__ out, int64_t n, int lanes) {
+                          const scalar_t* __restrict__ values, const T* __restrict__ points, T* __restrict__ out,
+                          int64_t n, int lanes) {
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t index = thread / lanes;
   const int lane = static_cast<int>(thread) & (lanes - 1);
@@ -276,7 +273,6 @@ __global__ void __launch_bounds__(kThreads)
   const int own = lane & (lanes / 2 - 1);
   T gradient[3] = {};
   if (index < n) {
-    const Weights weights(directions, index);
     for (int l = 0; l < levels.count; ++l) {
       const auto& level = levels.level[l];
       auto s = level.locator(points, index);
@@ -287,7 +283,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
         for (int k = 0; k < kCorners / 2; ++k) corner[k] = load_constant<Width>(level.data + s.offset(2 * k) + c);
 #pragma unroll
-        for (int set = 0; set < Weights::kSets; ++set) {
+        for (int set = 0; set < kSets; ++set) {
           const Vector<scalar_t, Width> value =
               load_constant<Width>(values + (set * n + index) * levels.columns + level.column + c);
 #pragma unroll
@@ -298,7 +294,7 @@ __global__ void __launch_bounds__(kThreads)
               product += static_cast<T>(value.lane[i]) * static_cast<T>(corner[k].lane[i]);
             }
 #pragma unroll
-            for (int axis = 0; axis < 3; ++axis) gradient[axis] += weights.gradient(s, 2 * k, axis, set) * product;
+            for (int axis = 0; axis < 3; ++axis) gradient[axis] += s.corner_slope(2 * k, axis, set) * product;
           }
         }
       }
@@ -320,39 +316,39 @@ constexpr int kWideVectors = 4;
 constexpr int kWord = 8;  // 16-bit channels per access
 
 struct Cuda : CudaBackend {
-  template <typename Weights, typename Locator, typename scalar_t>
-  static void gather(const Levels<Locator, const scalar_t>& levels, const PointsView<Weights>& at, scalar_t* out) {
-    dispatch_levels<Weights>(levels, out, [&](auto width, const auto& located) {
+  template <int kSets, typename Locator, typename scalar_t, typename T>
+  static void gather(const Levels<Locator, const scalar_t>& levels, const PointsView<T, kSets>& at, scalar_t* out) {
+    dispatch_levels<kSets>(levels, out, [&](auto width, const auto& located) {
       constexpr bool kNarrowOffsets = kNarrow<std::decay_t<decltype(located.level[0].locator)>>;
       // Each launch processes as many points as 32-bit offsets can address, and further points need further launches.
-      // Value weights have no directions and one set of rows, so only points and rows advance from launch to launch.
-      static_assert(!kNarrowOffsets || std::is_same_v<Weights, ValueWeights<float>>);
+      // Only one set of rows advances from launch to launch.
+      static_assert(!kNarrowOffsets || kSets == 1);
       const int64_t share = kNarrowOffsets ? 0x7fffffff / std::max<int64_t>(3, levels.columns) : at.count;
       for (int64_t begin = 0; begin < at.count; begin += share) {
-        const PointsView<Weights> part{at.points + 3 * begin, at.directions, std::min(share, at.count - begin)};
+        const PointsView<T, kSets> part{at.points + 3 * begin, std::min(share, at.count - begin)};
         gather_part<decltype(width)::value>(located, part, out + begin * levels.columns);
       }
     });
   }
 
-  template <typename Weights, typename Locator, typename scalar_t, typename T>
+  template <int kSets, typename Locator, typename scalar_t, typename T>
   static void point_gradient(const Levels<Locator, const scalar_t>& levels, const scalar_t* values,
-                             const PointsView<Weights>& at, T* out) {
-    dispatch_levels<Weights>(levels, values, [&](auto width, const auto& located) {
+                             const PointsView<T, kSets>& at, T* out) {
+    dispatch_levels<kSets>(levels, values, [&](auto width, const auto& located) {
       using Located = std::decay_t<decltype(located.level[0].locator)>;
       constexpr int kWidth = decltype(width)::value;
       int lanes = 2;
       while (lanes < kWarp && lanes < 2 * max_vectors(levels, kWidth)) lanes *= 2;
-      launch(point_gradient_kernel<scalar_t, kWidth, Weights, Located, T>, blocks(at.count, kThreads / lanes), kThreads,
-             0, located, values, at.points, at.directions, out, at.count, lanes);
+      launch(point_gradient_kernel<scalar_t, kWidth, kSets, Located, T>, blocks(at.count, kThreads / lanes), kThreads,
+             0, located, values, at.points, out, at.count, lanes);
     });
   }
 
  private:
-  template <int Width, typename Weights, typename Locator, typename scalar_t>
-  static void gather_part(const Levels<Locator, const scalar_t>& levels, const PointsView<Weights>& at, scalar_t* out) {
-    using T = opmath_t<scalar_t>;
-    if constexpr (kSpecialised<Weights> && std::is_same_v<Locator, GridLocator<float>>) {
+  template <int Width, int kSets, typename Locator, typename scalar_t, typename T>
+  static void gather_part(const Levels<Locator, const scalar_t>& levels, const PointsView<T, kSets>& at,
+                          scalar_t* out) {
+    if constexpr (kSpecialised<T, kSets> && std::is_same_v<Locator, GridLocator<float>>) {
       Levels<GridLocator<float, false, false>, const scalar_t> bounded(levels.columns, levels.sum);
       bool wraps = false;
       for (const auto& level : levels) {
@@ -389,13 +385,13 @@ struct Cuda : CudaBackend {
     }
     const bool single = kNarrow<Locator> && levels.count == 1 && at_once;
     const int64_t rows = layout.points * (kGatherThreads / kWarp) * levels.columns * sizeof(scalar_t);
-    const bool row_buffer = levels.count > 1 && !levels.sum && Weights::kSets == 1 && at_once && rows <= kGatherShared;
+    const bool row_buffer = levels.count > 1 && !levels.sum && kSets == 1 && at_once && rows <= kGatherShared;
     const int shared = row_buffer ? static_cast<int>(rows) : 0;
     check_shared_memory(shared);
-    const auto kernel = single ? gather_kernel<scalar_t, Width, Weights, kNarrow<Locator>, Locator, T>
-                               : gather_kernel<scalar_t, Width, Weights, false, Locator, T>;
+    const auto kernel = single ? gather_kernel<scalar_t, Width, kSets, kNarrow<Locator>, Locator, T>
+                               : gather_kernel<scalar_t, Width, kSets, false, Locator, T>;
     launch(kernel, blocks(at.count, layout.points * (kGatherThreads / kWarp)), kGatherThreads, shared, levels,
-           at.points, at.directions, out, at.count, layout, row_buffer);
+           at.points, out, at.count, layout, row_buffer);
   }
 };
 

@@ -19,23 +19,24 @@ int max_vectors(const Levels<Locator, scalar_t>& levels, int width) {
 
 // Kernels that run in every training step are compiled in all versions that are faster. Derivatives and float64 have
 // only vectors of four or one, because each further version takes time in every build.
-template <typename Weights>
-constexpr bool kSpecialised = std::is_same_v<Weights, ValueWeights<float>>;
+template <typename T, int Sets>
+constexpr bool kSpecialised = std::is_same_v<T, float> && Sets == 1;
 
 // Whether levels with such locators have a compiled version with plain ones.
 template <typename Locator>
 constexpr bool kMayBePlain = std::is_same_v<Locator, GridLocator<float>> || std::is_same_v<Locator, SlabLocator<float>>;
 
-// Calls f with the widest vector that is compiled for these weights, has at most `Bytes` bytes of elements of the
-// levels, and is suitable for every level and the rows. Also passes the levels, unchanged or with plain locators if all
-// of them are plain.
-template <typename Weights, int Bytes = 16, typename scalar_t, typename Locator, typename element_t, typename F>
+// Calls f with the widest vector that is compiled for this number of sets of weights, has at most `Bytes` bytes of
+// elements of the levels, and is suitable for every level and the rows. Also passes the levels, unchanged or with plain
+// locators if all of them are plain.
+template <int Sets, int Bytes = 16, typename scalar_t, typename Locator, typename element_t, typename F>
 void dispatch_levels(const Levels<Locator, element_t>& levels, const scalar_t* rows, const F& f) {
-  constexpr int kWidest = std::is_same_v<opmath_t<scalar_t>, double> ? 1 : Bytes / sizeof(element_t);
+  using T = opmath_t<scalar_t>;
+  constexpr int kWidest = std::is_same_v<T, double> ? 1 : Bytes / sizeof(element_t);
   int width = vector_width(kWidest, {levels.columns}, rows);
   for (const auto& level : levels) width = vector_width(width, {level.locator.channels, level.column}, level.data);
   constexpr int kFour = std::min(kWidest, 4), kTwo = std::min(kWidest, 2);
-  if constexpr (!kSpecialised<Weights>) {
+  if constexpr (!kSpecialised<T, Sets>) {
     dispatch_vector_width<kFour, 1>(width, [&](auto chosen) { f(chosen, levels); });
   } else {
     dispatch_vector_width<kWidest, kFour, kTwo, 1>(width, [&](auto chosen) {

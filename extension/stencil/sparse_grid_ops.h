@@ -95,7 +95,7 @@ struct ShareTouched : ShareCopies {
 
 template <typename Backend>
 struct SparseGridOps {
-  static Tensor places_in_atlas(const Tensor& points, const Tensor& blocks, std::vector<int64_t> atlas) {
+  static Tensor atlas_coordinates(const Tensor& points, const Tensor& blocks, std::vector<int64_t> atlas) {
     const Tensor rows = checked("points", points, {kAny, 3}, ScalarType::Float, points);
     const typename Backend::Guard guard(points);
     const BlockTable table = block_table("blocks", blocks, atlas, points);
@@ -104,7 +104,7 @@ struct SparseGridOps {
     return placed;
   }
 
-  static void share_copies_(Tensor sums, const Tensor& copies, const Tensor& begins, const OptionalTensor& touched) {
+  static void sum_duplicates_(Tensor sums, const Tensor& copies, const Tensor& begins, const OptionalTensor& touched) {
     const typename Backend::Guard guard(sums);
     float* data = contiguous_data("sums", sums, {kAny, kAny, kAny, kAny}, ScalarType::Float, sums);
     const int32_t* rows = contiguous_data("copies", copies, {kAny}, ScalarType::Int, sums);
@@ -122,8 +122,8 @@ struct SparseGridOps {
   }
 
   static void implement(Library& m) {
-    m.impl("places_in_atlas", TORCH_BOX(&SparseGridOps::places_in_atlas));
-    m.impl("share_copies_", TORCH_BOX(&SparseGridOps::share_copies_));
+    m.impl("atlas_coordinates", TORCH_BOX(&SparseGridOps::atlas_coordinates));
+    m.impl("sum_duplicates_", TORCH_BOX(&SparseGridOps::sum_duplicates_));
   }
 };
 

@@ -66,8 +66,8 @@ VOXELFIELD_MULTIVERSION void find_columns(const GridLocator<T>& locator, const P
 
 // A stable counting sort that processes ranges of points in parallel. The order does not depend on the number of
 // ranges. With few channels, `values` are those of the points, and `stride` is the distance between two of them.
-template <typename Weights, typename scalar_t, typename T>
-SortedPoints sort_by_column(const GridLocator<T>& locator, const Planes& planes, const PointsView<Weights>& at,
+template <int kSets, typename scalar_t, typename T>
+SortedPoints sort_by_column(const GridLocator<T>& locator, const Planes& planes, const PointsView<T, kSets>& at,
                             bool few, const scalar_t* values, int64_t stride) {
   const int64_t n = at.count;
   const int64_t columns = locator.grids(n) * (planes.count + 1) * (locator.resolution[1] + 1);
@@ -97,11 +97,11 @@ SortedPoints sort_by_column(const GridLocator<T>& locator, const Planes& planes,
       }
     });
   };
-  if constexpr (kVectorisesPoints<Weights, scalar_t>) {
+  if constexpr (kVectorisesPoints<kSets, scalar_t>) {
     if (few) {
       sorted.points.reset(new float[3 * n]);
       sorted.values.reset(new float[locator.channels * n]);
-      dispatch_value<1, 2, kFewChannels>(locator.channels, [&](auto channels) {
+      dispatch_value<1, 2, kMaxPointwiseChannels>(locator.channels, [&](auto channels) {
         for_each_point([&, points = sorted.points.get(), copies = sorted.values.get()](int64_t from, int64_t to) {
           std::copy_n(at.points + 3 * from, 3, points + 3 * to);
           std::copy_n(values + stride * from, channels.value, copies + channels.value * to);
@@ -182,13 +182,15 @@ struct Tile {
 template <typename scalar_t>
 constexpr bool kInPlace = std::is_same_v<scalar_t, opmath_t<scalar_t>>;
 
-template <typename Weights, typename scalar_t>
+template <int kSets, typename scalar_t>
 struct Splat {
-  GridLocator<opmath_t<scalar_t>> locator;
+  using T = opmath_t<scalar_t>;
+
+  GridLocator<T> locator;
   Planes planes;
   const scalar_t* values;  // starting at the first column of the level
   int64_t stride;          // from the values of one point to those of the next
-  PointsView<Weights> at;
+  PointsView<T, kSets> at;
   scalar_t* out;
   bool accumulate;  // whether to add to the values in `out`
 
@@ -200,10 +202,9 @@ struct Splat {
 // `spare` holds, in this order: a row for sums that belong to other tiles; two planes of the rows of a tile, unless
 // sums are computed in place; and the values of a batch, (point, set, channel), if rows are converted.
 // `kFew` is the number of channels if there are few, and 0 otherwise.
-template <int kFew, typename Weights, typename scalar_t, typename T>
-VOXELFIELD_MULTIVERSION void splat_tile(const Splat<Weights, scalar_t>& job, const SortedPoints& sorted,
-                                        const Tile& tile, T* spare) {
-  constexpr int kSets = Weights::kSets;
+template <int kFew, int kSets, typename scalar_t, typename T>
+VOXELFIELD_MULTIVERSION void splat_tile(const Splat<kSets, scalar_t>& job, const SortedPoints& sorted, const Tile& tile,
+                                        T* spare) {
   const int64_t channels = job.locator.channels;
   const int64_t resolution[] = {job.planes.count, job.locator.resolution[1], job.locator.resolution[2]};
   const int64_t row_size = resolution[2] * channels;
@@ -267,7 +268,6 @@ VOXELFIELD_MULTIVERSION void splat_tile(const Splat<Weights, scalar_t>& job, con
           }
           const Stencil<T>& s = stencils[next - batch_start];
           const int64_t point = sorted.order[next];
-          const Weights weights = job.at.weights(point);
           CornerAdd<row_t<scalar_t>, kSets, T> add;
           if constexpr (kConvertsRows<scalar_t>) {
             add.value = wide_values + (next - batch_start) * kSets * channels;
@@ -278,7 +278,7 @@ VOXELFIELD_MULTIVERSION void splat_tile(const Splat<Weights, scalar_t>& job, con
           }
           const int64_t z = std::max(s.lower[2], 0) * channels;
           for (int k = 0; k < kCorners; ++k) {
-            for (int set = 0; set < kSets; ++set) add.weight[set][k] = weights(s, k, set);
+            for (int set = 0; set < kSets; ++set) add.weight[set][k] = s.corner_weight(k, set);
             add.target[k] = rows[k >> 1] + z + corner_side(k, 2) * s.step[2];
           }
           for_each_block(channels, add);
@@ -291,15 +291,15 @@ VOXELFIELD_MULTIVERSION void splat_tile(const Splat<Weights, scalar_t>& job, con
   }
 }
 
-template <typename Locator, typename scalar_t, typename Weights>
+template <int kSets, typename Locator, typename scalar_t>
 void splat_grid(const Level<Locator, scalar_t>& level, const Tensor& values, int64_t columns,
-                const PointsView<Weights>& at, bool accumulate) {
+                const PointsView<opmath_t<scalar_t>, kSets>& at, bool accumulate) {
   using T = opmath_t<scalar_t>;
   const scalar_t* first = values.const_data_ptr<scalar_t>() + level.column;
   const Planes planes = level.locator.planes();
-  const Splat<Weights, scalar_t> job{level.locator, planes, first, columns, at, level.data, accumulate};
+  const Splat<kSets, scalar_t> job{level.locator, planes, first, columns, at, level.data, accumulate};
   const int64_t channels = job.locator.channels;
-  const bool few = kVectorisesPoints<Weights, scalar_t> && channels > 0 && channels <= kFewChannels &&
+  const bool few = kVectorisesPoints<kSets, scalar_t> && channels > 0 && channels <= kMaxPointwiseChannels &&
                    !job.locator.nearest && job.locator.resolution[2] > 1;
   const SortedPoints sorted = sort_by_column(job.locator, planes, job.at, few, first, columns);
   const int64_t grids = job.locator.grids(job.at.count);
@@ -312,15 +312,15 @@ void splat_grid(const Level<Locator, scalar_t>& level, const Tensor& values, int
   const int64_t tiles_x = (size_x + width - 1) / width;
   const int64_t tiles = grids * tiles_x * tiles_y;
   const int64_t spare_rows = kInPlace<scalar_t> ? 1 : 1 + 2 * height;
-  const int64_t spare_values = kConvertsRows<scalar_t> ? kPointsPerBatch * Weights::kSets : 0;
+  const int64_t spare_values = kConvertsRows<scalar_t> ? kPointsPerBatch * kSets : 0;
   const int64_t size = (spare_rows * job.locator.resolution[2] + spare_values) * job.locator.channels;
   const std::unique_ptr<T[]> spare(new T[threads_for(tiles) * size]());
   for_each_task(tiles, [&](int64_t i, int64_t thread) {
     const int64_t x = i / tiles_y % tiles_x * width, y = i % tiles_y * height;
     const Tile tile{i / tiles_y / tiles_x, x, std::min(x + width, size_x), y, std::min(y + height, size_y)};
-    if constexpr (kVectorisesPoints<Weights, scalar_t>) {
+    if constexpr (kVectorisesPoints<kSets, scalar_t>) {
       if (few) {
-        return dispatch_value<1, 2, kFewChannels>(channels, [&](auto value) {
+        return dispatch_value<1, 2, kMaxPointwiseChannels>(channels, [&](auto value) {
           splat_tile<decltype(value)::value>(job, sorted, tile, spare.get() + thread * size);
         });
       }
@@ -329,32 +329,35 @@ void splat_grid(const Level<Locator, scalar_t>& level, const Tensor& values, int
   });
 }
 
-// `spare` has room for the nine rows of a point if rows are converted.
-template <typename Weights, typename scalar_t, typename T>
+// `spare` has room for the values of a point and the eight rows of its cell if rows are converted.
+template <int kSets, typename scalar_t, typename T>
 VOXELFIELD_MULTIVERSION void write_cells_range(const Levels<CellLocator<T>, scalar_t>& levels, const scalar_t* values,
-                                               const PointsView<Weights>& at, int64_t begin, int64_t end, T* spare) {
+                                               const PointsView<T, kSets>& at, int64_t begin, int64_t end, T* spare) {
   const int64_t channels = levels.columns;
   for (int64_t n = begin; n < end; ++n) {
     const Stencil<T> s = levels.level[0].locator(at.points, n);
-    const Weights weights = at.weights(n);
-    const scalar_t* const row = values + n * channels;
     scalar_t* const cell = levels.level[0].data + s.origin;
-    const row_t<scalar_t>* value;
+    const scalar_t* rows[kSets];
+    for (int set = 0; set < kSets; ++set) rows[set] = values + (set * at.count + n) * channels;
+    const row_t<scalar_t>* value[kSets];
     row_t<scalar_t>* targets;
     if constexpr (kConvertsRows<scalar_t>) {
-      float16_rows.widen(&row, 1, channels, spare);
-      value = spare;
-      targets = spare + channels;
+      float16_rows.widen(rows, kSets, channels, spare);
+      for (int set = 0; set < kSets; ++set) value[set] = spare + set * channels;
+      targets = spare + kSets * channels;
     } else {
-      value = row;
+      std::copy_n(rows, kSets, value);
       targets = cell;
     }
     for (int k = 0; k < kCorners; ++k) {
-      const T weight = weights(s, k, 0);
+      T weight[kSets];
+      for (int set = 0; set < kSets; ++set) weight[set] = s.corner_weight(k, set);
       row_t<scalar_t>* target = targets + k * channels;
       VOXELFIELD_VECTORIZE
       for (int64_t c = 0; c < channels; ++c) {
-        target[c] = narrow_to<row_t<scalar_t>>(s.empty ? T(0) : weight * widen(value[c]));
+        T sum = weight[0] * widen(value[0][c]);
+        for (int set = 1; set < kSets; ++set) sum += weight[set] * widen(value[set][c]);
+        target[c] = narrow_to<row_t<scalar_t>>(s.empty ? T(0) : sum);
       }
     }
     if constexpr (kConvertsRows<scalar_t>) round_values(targets, kCorners * channels, cell);
@@ -362,10 +365,10 @@ VOXELFIELD_MULTIVERSION void write_cells_range(const Levels<CellLocator<T>, scal
 }
 
 struct Cpu : CpuBackend {
-  template <typename Weights, typename T, typename scalar_t>
+  template <int kSets, typename T, typename scalar_t>
   static std::vector<Tensor> splat(const Levels<GridLocator<T>, scalar_t>& levels,
                                    const std::vector<std::vector<int64_t>>& shapes, const Tensor& values,
-                                   const PointsView<Weights>& at, SplatMethod /*method*/) {
+                                   const PointsView<T, kSets>& at, SplatMethod /*method*/) {
     std::vector<Tensor> sums;
     for (auto level : levels) {
       sums.push_back(new_like(values, shapes[sums.size()]));
@@ -376,18 +379,18 @@ struct Cpu : CpuBackend {
     return sums;
   }
 
-  template <typename scalar_t, typename Weights, typename Locator, typename T>
-  static void accumulate(const Levels<Locator, T>& levels, const Tensor& values, const PointsView<Weights>& at) {
+  template <typename scalar_t, typename Locator, typename T>
+  static void accumulate(const Levels<Locator, T>& levels, const Tensor& values, const PointsView<T, 1>& at) {
     const Tensor wide = torch::stable::to(values, scalar_type_of<T>());
     for (const auto& level : levels) splat_grid(level, wide, levels.columns, at, true);
   }
 
-  template <typename Weights, typename Locator, typename scalar_t>
-  static void write_cells(const Levels<Locator, scalar_t>& levels, const scalar_t* values,
-                          const PointsView<Weights>& at) {
+  template <int kSets, typename T, typename scalar_t>
+  static void write_cells(const Levels<CellLocator<T>, scalar_t>& levels, const scalar_t* values,
+                          const PointsView<T, kSets>& at) {
     ask_for_huge_pages(levels.level[0].data, at.count * kCorners * levels.columns * sizeof(scalar_t));
     for_each_range(at.count, kPointsPerTask, [&](int64_t begin, int64_t end) {
-      std::vector<opmath_t<scalar_t>> spare(kConvertsRows<scalar_t> ? (1 + kCorners) * levels.columns : 0);
+      std::vector<T> spare(kConvertsRows<scalar_t> ? (kSets + kCorners) * levels.columns : 0);
       write_cells_range(levels, values, at, begin, end, spare.data());
     });
   }

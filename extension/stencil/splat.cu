@@ -28,12 +28,12 @@ bool suits_tiles(const GridLocator<T>& locator, int64_t n, SplatMethod method) {
 constexpr int kWalk = 8;
 // Gradients of up to this many channels are added up in runs of points within a warp instead, unless points are dense
 // and a row takes several vectors.
-constexpr int kFewChannels = 3;
+constexpr int kMaxRunChannels = 3;
 
-template <typename scalar_t, int Width, typename Weights, int Walk, typename Locator, typename T>
+template <typename scalar_t, int Width, int kSets, int Walk, typename Locator, typename T>
 __global__ void __launch_bounds__(kThreads)
     splat_kernel(const __grid_constant__ Levels<Locator, T> levels, const scalar_t* __restrict__ values,
-                 const T* __restrict__ points, const T* __restrict__ directions, int64_t n, LaneLayout layout) {
+                 const T* __restrict__ points, int64_t n, LaneLayout layout) {
   const Lane lane(layout);
   if (!lane.active) return;
   const int64_t warp = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarp;
@@ -60,14 +60,13 @@ __global__ void __launch_bounds__(kThreads)
         // Equal origins and steps mean equal vertices.
         if (s.origin != pending.origin || s.step[0] != pending.step[0] || s.step[1] != pending.step[1]) flush();
         pending = s;
-        const Weights weights(directions, index);
 #pragma unroll
-        for (int set = 0; set < Weights::kSets; ++set) {
+        for (int set = 0; set < kSets; ++set) {
           const Vector<scalar_t, Width> value =
               load_constant<Width>(values + (set * n + index) * levels.columns + level.column + vector * Width);
 #pragma unroll
           for (int k = 0; k < kCorners / 2; ++k) {
-            const T weight = weights(s, 2 * k, set);
+            const T weight = s.corner_weight(2 * k, set);
             add_weighted(sum[k], weight, value);
           }
         }
@@ -98,9 +97,8 @@ __global__ void __launch_bounds__(kThreads)
     if (adds) {
       const Vector<scalar_t, Width> value =
           load_constant<Width>(values + index * levels.columns + level.column + lane.vector * Width);
-      const ValueWeights<T> weights(nullptr, index);
 #pragma unroll
-      for (int k = 0; k < kCorners / 2; ++k) add_weighted(sum[k], weights(s, 2 * k, 0), value);
+      for (int k = 0; k < kCorners / 2; ++k) add_weighted(sum[k], s.value(2 * k), value);
     }
     // Equal origins and steps mean equal vertices. Steps are equal unless one of them is 0.
     const int cell = adds ? s.origin : -1, sides = (s.step[0] != 0 ? 2 : 0) + (s.step[1] != 0 ? 1 : 0);
@@ -133,35 +131,35 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // `dense`: there are more points than vertices.
-template <typename Weights, typename scalar_t, typename Locator, typename T>
-void launch_atomic(const Levels<Locator, T>& levels, const SplatInput<scalar_t, Weights>& input, bool dense) {
-  const PointsView<Weights>& at = input.at;
-  dispatch_levels<Weights>(levels, input.values, [&](auto width, const auto& located) {
+template <int kSets, typename scalar_t, typename Locator, typename T>
+void launch_atomic(const Levels<Locator, T>& levels, const SplatInput<scalar_t, kSets>& input, bool dense) {
+  const PointsView<T, kSets>& at = input.at;
+  dispatch_levels<kSets>(levels, input.values, [&](auto width, const auto& located) {
     constexpr int kWidth = decltype(width)::value;
     const LaneLayout layout(max_vectors(levels, kWidth));
     using Located = std::decay_t<decltype(located.level[0].locator)>;
     if constexpr (std::is_same_v<typename Located::offset_t, int32_t> && kWidth <= 2) {
-      if (layout.max_vectors * kWidth <= kFewChannels && (!dense || layout.max_vectors == 1)) {
+      if (layout.max_vectors * kWidth <= kMaxRunChannels && (!dense || layout.max_vectors == 1)) {
         const int64_t per_block = layout.points * (kThreads / kWarp);
         return CudaBackend::launch(splat_runs_kernel<scalar_t, kWidth, Located, T>,
                                    CudaBackend::blocks(at.count, per_block), kThreads, 0, located, input.values,
                                    at.points, at.count, layout);
       }
     }
-    // Other weights always walk, which avoids compiling another variant.
-    constexpr int kShortest = kSpecialised<Weights> ? 1 : kWalk;
+    // Derivatives and float64 always walk, which avoids compiling another variant.
+    constexpr int kShortest = kSpecialised<T, kSets> ? 1 : kWalk;
     const int walk = dense ? kWalk : kShortest;
-    const auto kernel = dense ? splat_kernel<scalar_t, kWidth, Weights, kWalk, Located, T>
-                              : splat_kernel<scalar_t, kWidth, Weights, kShortest, Located, T>;
+    const auto kernel = dense ? splat_kernel<scalar_t, kWidth, kSets, kWalk, Located, T>
+                              : splat_kernel<scalar_t, kWidth, kSets, kShortest, Located, T>;
     const int64_t per_block = layout.points * (kThreads / kWarp) * walk;
     CudaBackend::launch(kernel, CudaBackend::blocks(at.count, per_block), kThreads, 0, located, input.values, at.points,
-                        at.directions, at.count, layout);
+                        at.count, layout);
   });
 }
 
 // Adds to the data of the levels with atomics.
-template <typename Weights, typename scalar_t, typename Locator, typename T>
-void splat_atomic(const Levels<Locator, T>& levels, const SplatInput<scalar_t, Weights>& input) {
+template <int kSets, typename scalar_t, typename Locator, typename T>
+void splat_atomic(const Levels<Locator, T>& levels, const SplatInput<scalar_t, kSets>& input) {
   Levels<Locator, T> dense(levels.columns);
   for (const auto& level : levels) {
     if (input.at.count > level.locator.vertices(input.at.count)) {
@@ -176,36 +174,41 @@ void splat_atomic(const Levels<Locator, T>& levels, const SplatInput<scalar_t, W
   if (dense.count > 0) launch_atomic(dense, input, true);
 }
 
-template <typename scalar_t, int Width, typename Weights, typename T>
+template <typename scalar_t, int Width, int kSets, typename T>
 __global__ void __launch_bounds__(kThreads)
     write_cells_kernel(const __grid_constant__ Levels<CellLocator<T>, scalar_t> levels,
-                       const scalar_t* __restrict__ values, const T* __restrict__ points,
-                       const T* __restrict__ directions, int64_t n) {
+                       const scalar_t* __restrict__ values, const T* __restrict__ points, int64_t n) {
   const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   if (index >= n) return;
   const auto s = levels.level[0].locator(points, index);
-  const Weights weights(directions, index);
   const int64_t channels = levels.columns;
   for (int64_t c = static_cast<int64_t>(threadIdx.x) * Width; c < channels;
        c += static_cast<int64_t>(blockDim.x) * Width) {
-    const Vector<scalar_t, Width> value = load_constant<Width>(values + index * channels + c);
+    Vector<scalar_t, Width> value[kSets];
+#pragma unroll
+    for (int set = 0; set < kSets; ++set) {
+      value[set] = load_constant<Width>(values + (set * n + index) * channels + c);
+    }
 #pragma unroll
     for (int k = 0; k < kCorners; ++k) {
-      const T weight = weights(s, k, 0);
-      Vector<T, Width> term;
+      Vector<T, Width> sum{};
 #pragma unroll
-      for (int i = 0; i < Width; ++i) term.lane[i] = s.empty ? T(0) : weight * static_cast<T>(value.lane[i]);
-      store_global(levels.level[0].data + s.offset(k) + c, narrow<scalar_t>(term));
+      for (int set = 0; set < kSets; ++set) {
+        const T weight = s.corner_weight(k, set);
+        add_weighted(sum, weight, value[set]);
+      }
+      if (s.empty) sum = {};
+      store_global(levels.level[0].data + s.offset(k) + c, narrow<scalar_t>(sum));
     }
   }
 }
 
 struct Cuda : CudaBackend {
-  template <typename Weights, typename T, typename scalar_t>
+  template <int kSets, typename T, typename scalar_t>
   static std::vector<Tensor> splat(const Levels<GridLocator<T>, scalar_t>& levels,
                                    const std::vector<std::vector<int64_t>>& shapes, const Tensor& values,
-                                   const PointsView<Weights>& at, SplatMethod method) {
-    const SplatInput<scalar_t, Weights> input{values, data_of(values), at};
+                                   const PointsView<T, kSets>& at, SplatMethod method) {
+    const SplatInput<scalar_t, kSets> input{values, data_of(values), at};
     const int64_t n = at.count;
     // Levels that are summed the same way share their launches.
     SplatLevels<scalar_t> tiled(levels.columns);
@@ -240,21 +243,21 @@ struct Cuda : CudaBackend {
     return sums;
   }
 
-  template <typename scalar_t, typename Weights, typename Locator, typename T>
-  static void accumulate(const Levels<Locator, T>& levels, const Tensor& values, const PointsView<Weights>& at) {
-    splat_atomic(levels, SplatInput<scalar_t>{values, data_of(values), at});
+  template <typename scalar_t, typename Locator, typename T>
+  static void accumulate(const Levels<Locator, T>& levels, const Tensor& values, const PointsView<T, 1>& at) {
+    splat_atomic(levels, SplatInput<scalar_t, 1>{values, data_of(values), at});
   }
 
-  template <typename Weights, typename Locator, typename scalar_t>
-  static void write_cells(const Levels<Locator, scalar_t>& levels, const scalar_t* values,
-                          const PointsView<Weights>& at) {
-    dispatch_levels<Weights>(levels, values, [&](auto width, const auto& /*levels*/) {
+  template <int kSets, typename T, typename scalar_t>
+  static void write_cells(const Levels<CellLocator<T>, scalar_t>& levels, const scalar_t* values,
+                          const PointsView<T, kSets>& at) {
+    dispatch_levels<kSets>(levels, values, [&](auto width, const auto& /*levels*/) {
       constexpr int kWidth = decltype(width)::value;
       const int64_t vectors = levels.columns / kWidth;
       const unsigned x = static_cast<unsigned>(std::min<int64_t>(vectors, kThreads));
       const dim3 threads(x, kThreads / x);
-      launch(write_cells_kernel<scalar_t, kWidth, Weights, opmath_t<scalar_t>>, blocks(at.count, threads.y), threads, 0,
-             levels, values, at.points, at.directions, at.count);
+      launch(write_cells_kernel<scalar_t, kWidth, kSets, T>, blocks(at.count, threads.y), threads, 0, levels, values,
+             at.points, at.count);
     });
   }
 };

@@ -18,15 +18,15 @@ constexpr int kSplatTileVertices = 4 * 4 * 8;
 template <typename scalar_t>
 using SplatLevels = Levels<GridLocator<opmath_t<scalar_t>>, scalar_t>;
 
-template <typename scalar_t, typename Weights = ValueWeights<opmath_t<scalar_t>>>
+template <typename scalar_t, int Sets>
 struct SplatInput {
   const Tensor& tensor;    // the tensor of values; scratch memory is allocated with its device and options
   const scalar_t* values;  // (sets, points, columns)
-  PointsView<Weights> at;
+  PointsView<opmath_t<scalar_t>, Sets> at;
 };
 
 // Writes the levels' data by tiles, in a fixed order of summation if `deterministic`.
-template <typename Weights, typename scalar_t>
-void splat_tiled(const SplatLevels<scalar_t>& levels, const SplatInput<scalar_t, Weights>& input, bool deterministic);
+template <int Sets, typename scalar_t>
+void splat_tiled(const SplatLevels<scalar_t>& levels, const SplatInput<scalar_t, Sets>& input, bool deterministic);
 
 }  // namespace voxelfield

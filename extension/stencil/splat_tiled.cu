@@ -131,8 +131,8 @@ SplatTileLevels number_tiles(const Levels<Locator, scalar_t>& levels, int64_t n,
   return tiles;
 }
 
-template <int Width, typename Weights, typename Locator, typename scalar_t>
-void splat_located(const Levels<Locator, scalar_t>& levels, const SplatInput<scalar_t, Weights>& input,
+template <int Width, int kSets, typename Locator, typename scalar_t>
+void splat_located(const Levels<Locator, scalar_t>& levels, const SplatInput<scalar_t, kSets>& input,
                    bool deterministic) {
   using T = opmath_t<scalar_t>;
   const auto launch = [](auto kernel, int64_t items, int per_block, int threads, int shared, const auto&... arguments) {
@@ -160,12 +160,12 @@ void splat_located(const Levels<Locator, scalar_t>& levels, const SplatInput<sca
     launch(sort_long_lists, kLongSortBlocks, 1, kLongSortThreads, 0, lists.lists, lists.entries, lists.long_lists,
            lists.counters);
   }
-  constexpr int kSplatTileThreads = Weights::kSets == 1 ? 128 : 64, kWarps = kSplatTileThreads / kWarp;
-  const int shared = kWarps * tile_shared_bytes<T, Width, Weights::kSets>(tiles.sum_vectors);
+  constexpr int kSplatTileThreads = kSets == 1 ? 128 : 64, kWarps = kSplatTileThreads / kWarp;
+  const int shared = kWarps * tile_shared_bytes<T, Width, kSets>(tiles.sum_vectors);
   check_shared_memory(shared);
-  launch(splat_tiles<scalar_t, Width, Weights, kSplatTileThreads, Locator, T>, tiles.total_slices + chunk_slices,
-         kWarps, kSplatTileThreads, shared, levels, tiles, input.values, points, input.at.directions, lists.lists,
-         lists.chunks, lists.counters, lists.entries, sums, n);
+  launch(splat_tiles<scalar_t, Width, kSets, kSplatTileThreads, Locator, T>, tiles.total_slices + chunk_slices, kWarps,
+         kSplatTileThreads, shared, levels, tiles, input.values, points, lists.lists, lists.chunks, lists.counters,
+         lists.entries, sums, n);
   if (lists.split_chunks > 0) {
     launch(join_tile_chunks<scalar_t, Width, Locator, T>, chunk_slices, 1, kWarp, 0, levels, tiles, lists.lists,
            lists.chunks, lists.counters, sums);
@@ -174,26 +174,22 @@ void splat_located(const Levels<Locator, scalar_t>& levels, const SplatInput<sca
 
 }  // namespace
 
-template <typename Weights, typename scalar_t>
-void splat_tiled(const SplatLevels<scalar_t>& levels, const SplatInput<scalar_t, Weights>& input, bool deterministic) {
+template <int Sets, typename scalar_t>
+void splat_tiled(const SplatLevels<scalar_t>& levels, const SplatInput<scalar_t, Sets>& input, bool deterministic) {
   // An access to sums is at most 16 bytes, so vectors of 16-bit values, whose sums are twice as wide, are at most 8
   // bytes.
   constexpr int kBytes = 16 * sizeof(scalar_t) / sizeof(opmath_t<scalar_t>);
-  dispatch_levels<Weights, kBytes>(levels, input.values, [&](auto width, const auto& located) {
+  dispatch_levels<Sets, kBytes>(levels, input.values, [&](auto width, const auto& located) {
     splat_located<decltype(width)::value>(located, input, deterministic);
   });
 }
 
-#define VOXELFIELD_INSTANTIATE(scalar_t, Weights)                                                                   \
-  template void splat_tiled(const SplatLevels<scalar_t>&, const SplatInput<scalar_t, Weights<opmath_t<scalar_t>>>&, \
-                            bool);
-#define VOXELFIELD_INSTANTIATE_EACH(scalar_t)          \
-  VOXELFIELD_INSTANTIATE(scalar_t, ValueWeights)       \
-  VOXELFIELD_INSTANTIATE(scalar_t, DirectionalWeights) \
-  VOXELFIELD_INSTANTIATE(scalar_t, JetWeights)
-VOXELFIELD_INSTANTIATE_EACH(float)
-VOXELFIELD_INSTANTIATE_EACH(double)
-VOXELFIELD_INSTANTIATE_EACH(torch::headeronly::Half)
-VOXELFIELD_INSTANTIATE_EACH(torch::headeronly::BFloat16)
+#define VOXELFIELD_INSTANTIATE(scalar_t)                                                         \
+  template void splat_tiled(const SplatLevels<scalar_t>&, const SplatInput<scalar_t, 1>&, bool); \
+  template void splat_tiled(const SplatLevels<scalar_t>&, const SplatInput<scalar_t, 4>&, bool);
+VOXELFIELD_INSTANTIATE(float)
+VOXELFIELD_INSTANTIATE(double)
+VOXELFIELD_INSTANTIATE(torch::headeronly::Half)
+VOXELFIELD_INSTANTIATE(torch::headeronly::BFloat16)
 
 }  // namespace voxelfield

@@ -55,8 +55,8 @@ __global__ void __launch_bounds__(kThreads)
     if (locator.points_per_grid > 0) {
       base += static_cast<int32_t>(index / locator.points_per_grid) * own.tiles_per_grid.value;
     }
-    const TouchedTiles touched(s.empty || index >= n, base, first, last, own.tiles_along_y.value,
-                               own.tiles_along_z.value);
+    const PointTiles touched(s.empty || index >= n, base, first, last, own.tiles_along_y.value,
+                             own.tiles_along_z.value);
     add_entries<Place>(touched, static_cast<int32_t>(index), count, entries);
   }
 }
@@ -143,14 +143,12 @@ VOXELFIELD_HOST_DEVICE constexpr int tile_shared_bytes(int sum_vectors) {
          kWarp * (Sets * kCorners * static_cast<int>(sizeof(T)) + static_cast<int>(sizeof(int2)));
 }
 
-template <typename scalar_t, int Width, typename Weights, typename Locator, typename T>
+template <typename scalar_t, int Width, int kSets, typename Locator, typename T>
 __device__ __forceinline__ void sum_entries(const Level<Locator, scalar_t>& level, const SplatTileTask& task,
                                             const SplatTileLane& lane, const int32_t (&origin)[3],
                                             const scalar_t* __restrict__ values, int64_t columns,
-                                            const T* __restrict__ points, const T* __restrict__ directions,
-                                            const int32_t* __restrict__ entries, int64_t n, T* sums, T* weights,
-                                            int2* places) {
-  constexpr int kSets = Weights::kSets;
+                                            const T* __restrict__ points, const int32_t* __restrict__ entries,
+                                            int64_t n, T* sums, T* weights, int2* places) {
   constexpr int kUnroll = kSets == 1 ? 4 : 2;
   const int own = threadIdx.x % kWarp;
   const int own_bit = lane.serves ? 1 << lane.corner : 0;
@@ -167,7 +165,6 @@ __device__ __forceinline__ void sum_entries(const Level<Locator, scalar_t>& leve
     if (own < batch) {
       const int32_t index = entries[task.entries.start + begin + own];
       const auto s = level.locator(points, index);
-      const Weights weights_of(directions, index);
       // One bit per corner. Nearest lookup has no upper vertex. A weight of zero is not enough, because zero times an
       // infinite value is NaN.
       int low[3], inside = level.locator.nearest ? 1 : 0xff;
@@ -181,7 +178,7 @@ __device__ __forceinline__ void sum_entries(const Level<Locator, scalar_t>& leve
 #pragma unroll
       for (int set = 0; set < kSets; ++set) {
 #pragma unroll
-        for (int k = 0; k < kCorners; ++k) weights[(own * kSets + set) * kCorners + k] = weights_of(s, k, set);
+        for (int k = 0; k < kCorners; ++k) weights[(own * kSets + set) * kCorners + k] = s.corner_weight(k, set);
       }
       const int vertex = (low[0] * splat_tile_size(1) + low[1]) * splat_tile_size(2) + low[2];
       places[own] = {index, (vertex * lane.vectors * Width) * (1 << kCorners) | inside};
@@ -248,10 +245,10 @@ __device__ __forceinline__ void for_each_vector(const Locator& locator, const Sp
   }
 }
 
-template <typename scalar_t, int Width, typename Weights, int Threads, typename Locator, typename T>
+template <typename scalar_t, int Width, int kSets, int Threads, typename Locator, typename T>
 __global__ void __launch_bounds__(Threads)
     splat_tiles(const __grid_constant__ Levels<Locator, scalar_t> levels, const __grid_constant__ SplatTileLevels tiles,
-                const scalar_t* __restrict__ values, const T* __restrict__ points, const T* __restrict__ directions,
+                const scalar_t* __restrict__ values, const T* __restrict__ points,
                 const EntryList* __restrict__ entry_lists, const Chunk* __restrict__ chunks,
                 const EntryCounters* __restrict__ counters, const int32_t* __restrict__ entries,
                 T* __restrict__ chunk_sums, int64_t n) {
@@ -270,15 +267,15 @@ __global__ void __launch_bounds__(Threads)
     return;
   }
 
-  T* sums = reinterpret_cast<T*>(shared + warp * tile_shared_bytes<T, Width, Weights::kSets>(tiles.sum_vectors));
+  T* sums = reinterpret_cast<T*>(shared + warp * tile_shared_bytes<T, Width, kSets>(tiles.sum_vectors));
   T* weights = sums + kSplatTileVertices * tiles.sum_vectors * Width;
-  int2* places = reinterpret_cast<int2*>(weights + kWarp * Weights::kSets * kCorners);
+  int2* places = reinterpret_cast<int2*>(weights + kWarp * kSets * kCorners);
   const SplatTileLane lane(vectors);
   const int size = kSplatTileVertices * vectors * Width;
   constexpr int kClear = 16 / sizeof(T);
   for (int i = own * kClear; i < size * lane.together; i += kWarp * kClear) store(sums + i, Vector<T, kClear>{});
-  sum_entries<scalar_t, Width, Weights>(level, task, lane, place.origin, values, levels.columns, points, directions,
-                                        entries, n, sums, weights, places);
+  sum_entries<scalar_t, Width, kSets>(level, task, lane, place.origin, values, levels.columns, points, entries, n, sums,
+                                      weights, places);
   __syncwarp();
   const auto total = [&](int at) {
     Vector<T, Width> sum = load<Width>(sums + at);

@@ -49,20 +49,19 @@ template <typename Backend>
 struct StencilOps {
   using Shapes = std::vector<std::vector<int64_t>>;
 
-  static Tensor sample_trilinear(const std::vector<Tensor>& grids, const Tensor& points,
-                                 const OptionalTensor& direction, int64_t padding, bool align_corners, bool nearest,
-                                 bool sum, bool with_gradient) {
+  static Tensor sample_trilinear(const std::vector<Tensor>& grids, const Tensor& points, int64_t padding,
+                                 bool align_corners, bool nearest, bool sum, bool with_gradient) {
     const Grids source = checked_grids(grids, {padding, align_corners, nearest, sum});
-    const Points at = checked_points(grids[0], points, direction, with_gradient, source.batch);
+    const Points at = checked_points(grids[0], points, with_gradient, source.batch);
     return is_integral(grids[0].scalar_type()) ? copy_nearest(source, at) : gather(source, at);
   }
 
   static TensorTuple<2> sample_in_box(const Tensor& grid, const Tensor& points, const Tensor& aabb, int64_t padding) {
     const Grids source = checked_grids({grid}, {padding, true, false, false});
-    const Tensor world = checked_points(grid, points, std::nullopt, false, source.batch).points;
+    const Tensor world = checked_points(grid, points, false, source.batch).points;
     const Tensor box = checked("aabb", aabb, {2, 3}, world.scalar_type(), grid);
     const typename Backend::Guard guard(grid);
-    const Points at{new_like(world, shape_of(world)), std::nullopt, false};
+    const Points at{new_like(world, shape_of(world)), false};
     dispatch_opmath(world, [&](auto zero) {
       using T = decltype(zero);
       Backend::for_each(world.numel() / 3, ToUnit<T>{data_of(world), data_of(box), data_of(at.points)});
@@ -70,8 +69,7 @@ struct StencilOps {
     return {gather(source, at), at.points};
   }
 
-  static std::vector<Tensor> splat_trilinear(const Tensor& values, const Tensor& points,
-                                             const OptionalTensor& direction, std::vector<int64_t> sizes,
+  static std::vector<Tensor> splat_trilinear(const Tensor& values, const Tensor& points, std::vector<int64_t> sizes,
                                              int64_t padding, bool align_corners, bool nearest, bool sum,
                                              bool with_gradient, int64_t method) {
     STD_TORCH_CHECK(method >= 0 && method <= 3, "method must be 0 to 3, got ", method);
@@ -86,7 +84,7 @@ struct StencilOps {
     }
     const Grids target(std::move(shapes), {padding, align_corners, nearest, sum});
     check_consecutive(target);
-    const Points at = checked_points(values, points, direction, with_gradient, target.batch);
+    const Points at = checked_points(values, points, with_gradient, target.batch);
     const Tensor v = checked_values(values, at, values, target.columns);
     const typename Backend::Guard guard(values);
     std::vector<Tensor> sums;
@@ -94,7 +92,7 @@ struct StencilOps {
       for (const auto& shape : target.shapes) sums.push_back(new_zeros(v, shape, v.scalar_type()));
       return sums;
     }
-    dispatch<Grids>(v, "splat", at, [&](auto zero, const auto& view) {
+    dispatch(v, "splat", at, [&](auto zero, const auto& view) {
       sums = Backend::splat(target.template levels<decltype(zero)>(at), target.shapes, v, view,
                             static_cast<SplatMethod>(method));
     });
@@ -106,7 +104,7 @@ struct StencilOps {
                                     int64_t column) {
     Grids target = checked_grids(sums, {padding, align_corners, nearest, false}, std::move(slabs));
     check_consecutive(target);
-    const Points at = checked_points(values, points, std::nullopt, false, target.batch);
+    const Points at = checked_points(values, points, false, target.batch);
     const Tensor v = checked_values(values, at, values, values.dim() > 0 ? values.size(-1) : kAny);
     STD_TORCH_CHECK(column >= 0 && column <= v.size(-1) - target.columns, "values must have ", target.columns,
                     " columns from ", column, " on, got ", v.size(-1), " columns");
@@ -120,32 +118,31 @@ struct StencilOps {
       using T = opmath_t<decltype(zero)>;
       dispatch_flag(!target.slabs.empty(), [&](auto of_slabs) {
         Backend::template accumulate<decltype(zero)>(target.template levels<T, of_slabs.value>(at), v,
-                                                     at.template view<ValueWeights<T>>());
+                                                     at.template view<T, 1>());
       });
     });
   }
 
   static Tensor point_gradient_trilinear(const Tensor& values, const std::vector<Tensor>& grids, const Tensor& points,
-                                         const OptionalTensor& direction, int64_t padding, bool align_corners,
-                                         bool nearest, bool sum, bool with_gradient) {
+                                         int64_t padding, bool align_corners, bool nearest, bool sum,
+                                         bool with_gradient) {
     const Grids source = checked_grids(grids, {padding, align_corners, nearest, sum});
-    return point_gradient(values, source, checked_points(grids[0], points, direction, with_gradient, source.batch));
+    return point_gradient(values, source, checked_points(grids[0], points, with_gradient, source.batch));
   }
 
-  static Tensor interpolate_cells(const Tensor& feats, const Tensor& points, const OptionalTensor& direction) {
+  static Tensor interpolate_cells(const Tensor& feats, const Tensor& points, bool with_gradient) {
     const Cells source = checked_cells(feats, points);
-    return gather(source, checked_points(feats, points, direction));
+    return gather(source, checked_points(feats, points, with_gradient));
   }
 
-  static Tensor splat_cells(const Tensor& values, const Tensor& points, const OptionalTensor& direction) {
-    const Points at = checked_points(values, points, direction);
-    STD_TORCH_CHECK(values.dim() == 2, "values must be (N, C), got ", values.dim(), " dimensions");
-    const int64_t channels = values.size(1);
+  static Tensor splat_cells(const Tensor& values, const Tensor& points, bool with_gradient) {
+    const Points at = checked_points(values, points, with_gradient);
+    const int64_t channels = values.dim() > 0 ? values.size(-1) : kAny;
     const Tensor v = checked_values(values, at, values, channels);
     const typename Backend::Guard guard(values);
-    const Cells target{{new_like(v, {v.size(0), kCorners, channels})}, channels};
+    const Cells target{{new_like(v, {at.points.size(0), kCorners, channels})}, channels};
     if (v.numel() == 0) return target.data[0];
-    dispatch<Cells>(v, "splat_cells", at, [&](auto zero, const auto& view) {
+    dispatch(v, "splat_cells", at, [&](auto zero, const auto& view) {
       using scalar_t = decltype(zero);
       Backend::write_cells(target.template levels<scalar_t>(at), v.template const_data_ptr<scalar_t>(), view);
     });
@@ -153,9 +150,9 @@ struct StencilOps {
   }
 
   static Tensor point_gradient_cells(const Tensor& values, const Tensor& feats, const Tensor& points,
-                                     const OptionalTensor& direction) {
+                                     bool with_gradient) {
     const Cells source = checked_cells(feats, points);
-    return point_gradient(values, source, checked_points(feats, points, direction));
+    return point_gradient(values, source, checked_points(feats, points, with_gradient));
   }
 
   static void implement_gather(Library& m) {
@@ -184,12 +181,11 @@ struct StencilOps {
   // Contiguous. (B, N, 3) for a batch of B grids, and (N, 3) for one grid and for cells.
   struct Points {
     Tensor points;
-    OptionalTensor direction;
     bool with_gradient;
 
-    template <typename Weights>
+    template <typename T, int Sets>
     auto view() const {
-      return PointsView<Weights>{data_of(points), data_of(direction), points.numel() / 3};
+      return PointsView<T, Sets>{data_of(points), points.numel() / 3};
     }
 
     // The shape of values at the points: one row of `columns` per point, four times if derivatives are included.
@@ -273,16 +269,12 @@ struct StencilOps {
     }
   };
 
-  // Calls f with a scalar_t{} and the points with their weights. Only grids are sampled with derivatives.
-  template <typename Source, typename F>
+  // Calls f with a scalar_t{} and the points with the number of their sets of weights.
+  template <typename F>
   static void dispatch(const Tensor& like, const char* name, const Points& at, const F& f) {
     dispatch_floating(like.scalar_type(), name, [&](auto zero) {
       using T = opmath_t<decltype(zero)>;
-      if constexpr (std::is_same_v<Source, Grids>) {
-        if (at.with_gradient) return f(zero, at.template view<JetWeights<T>>());
-      }
-      at.direction.has_value() ? f(zero, at.template view<DirectionalWeights<T>>())
-                               : f(zero, at.template view<ValueWeights<T>>());
+      at.with_gradient ? f(zero, at.template view<T, 4>()) : f(zero, at.template view<T, 1>());
     });
   }
 
@@ -291,9 +283,9 @@ struct StencilOps {
     const Tensor& like = source.data[0];
     const typename Backend::Guard guard(like);
     Tensor out = new_like(like, at.rows(source.columns));
-    if (out.numel() == 0) return out;
-    dispatch<Source>(like, "gather", at, [&](auto zero, const auto& view) {
+    dispatch(like, "gather", at, [&](auto zero, const auto& view) {
       using scalar_t = decltype(zero);
+      if (out.numel() == 0) return;
       Backend::gather(source.template levels<const scalar_t>(at), view, out.mutable_data_ptr<scalar_t>());
     });
     return out;
@@ -302,7 +294,7 @@ struct StencilOps {
   // Integers can be copied only: from the nearest vertex, or zero where there is none.
   static Tensor copy_nearest(const Grids& source, const Points& at) {
     const Lookup& lookup = source.lookup;
-    STD_TORCH_CHECK(lookup.nearest && !lookup.sum && !at.with_gradient && !at.direction.has_value(),
+    STD_TORCH_CHECK(lookup.nearest && !lookup.sum && !at.with_gradient,
                     "integer grids support only nearest lookup of values");
     const Tensor& like = source.data[0];
     const typename Backend::Guard guard(like);
@@ -325,7 +317,7 @@ struct StencilOps {
     const typename Backend::Guard guard(like);
     if (v.numel() == 0) return new_zeros(at.points, shape_of(at.points), at.points.scalar_type());
     Tensor out = new_like(at.points, shape_of(at.points));
-    dispatch<Source>(like, "point_gradient", at, [&](auto zero, const auto& view) {
+    dispatch(like, "point_gradient", at, [&](auto zero, const auto& view) {
       using scalar_t = decltype(zero);
       Backend::point_gradient(source.template levels<const scalar_t>(at), v.template const_data_ptr<scalar_t>(), view,
                               out.mutable_data_ptr<opmath_t<scalar_t>>());
@@ -333,15 +325,11 @@ struct StencilOps {
     return out;
   }
 
-  static Points checked_points(const Tensor& like, const Tensor& points, const OptionalTensor& direction,
-                               bool with_gradient = false, std::optional<int64_t> batch = std::nullopt) {
+  static Points checked_points(const Tensor& like, const Tensor& points, bool with_gradient,
+                               std::optional<int64_t> batch = std::nullopt) {
     std::vector<int64_t> shape{kAny, 3};
     if (batch.has_value()) shape.insert(shape.begin(), *batch);
-    const Points at{checked("points", points, shape, opmath_type(like), like),
-                    checked("direction", direction, shape_of(points), opmath_type(like), like), with_gradient};
-    STD_TORCH_CHECK(!(direction.has_value() && with_gradient),
-                    "direction must be None with with_gradient, got a tensor");
-    return at;
+    return {checked("points", points, shape, opmath_type(like), like), with_gradient};
   }
 
   static Tensor checked_values(const Tensor& values, const Points& at, const Tensor& like, int64_t columns) {

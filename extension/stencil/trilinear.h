@@ -65,56 +65,16 @@ struct Stencil {
     return slope[axis][corner_side(corner, axis)] * slope[other][corner_side(corner, other)] *
            weight[rest][corner_side(corner, rest)];
   }
-};
 
-// Corner weights come in sets: sampling returns one sum over the corners for each set. `gradient` is the derivative of
-// a weight with respect to the point. Set 0 interpolates, set 1 + a is the derivative along axis a.
-template <typename T, int Sets>
-struct PartialWeights {
-  using value_t = T;
-  static constexpr int kSets = Sets;
-  VOXELFIELD_HOST_DEVICE PartialWeights(const T* /*directions*/, int64_t /*index*/) {}
-
-  template <typename S>
-  VOXELFIELD_HOST_DEVICE T operator()(const S& s, int corner, int set) const {
-    return set == 0 ? s.value(corner) : s.partial(corner, set - 1);
+  // Sampling returns one sum over the corners for each set of weights. Set 0 interpolates, set 1 + a is the derivative
+  // along axis a.
+  VOXELFIELD_HOST_DEVICE T corner_weight(int corner, int set) const {
+    return set == 0 ? value(corner) : partial(corner, set - 1);
   }
 
-  template <typename S>
-  VOXELFIELD_HOST_DEVICE T gradient(const S& s, int corner, int axis, int set) const {
-    return set == 0 ? s.partial(corner, axis) : s.mixed_partial(corner, axis, set - 1);
-  }
-};
-
-// Weights of the interpolated value.
-template <typename T>
-using ValueWeights = PartialWeights<T, 1>;
-
-// Weights of the value and of its spatial gradient, in one pass.
-template <typename T>
-using JetWeights = PartialWeights<T, 4>;
-
-// Weights of the derivative along a direction. Every second-order term of the op is one of the three kernels with these
-// weights.
-template <typename T>
-struct DirectionalWeights {
-  using value_t = T;
-  static constexpr int kSets = 1;
-  T direction[3];
-
-  VOXELFIELD_HOST_DEVICE DirectionalWeights(const T* directions, int64_t index)
-      : direction{directions[3 * index], directions[3 * index + 1], directions[3 * index + 2]} {}
-
-  template <typename S>
-  VOXELFIELD_HOST_DEVICE T operator()(const S& s, int corner, int /*set*/) const {
-    return direction[0] * s.partial(corner, 0) + direction[1] * s.partial(corner, 1) +
-           direction[2] * s.partial(corner, 2);
-  }
-
-  template <typename S>
-  VOXELFIELD_HOST_DEVICE T gradient(const S& s, int corner, int axis, int /*set*/) const {
-    return direction[0] * s.mixed_partial(corner, axis, 0) + direction[1] * s.mixed_partial(corner, axis, 1) +
-           direction[2] * s.mixed_partial(corner, axis, 2);
+  // d corner_weight / d point[axis]
+  VOXELFIELD_HOST_DEVICE T corner_slope(int corner, int axis, int set) const {
+    return set == 0 ? partial(corner, axis) : mixed_partial(corner, axis, set - 1);
   }
 };
 
@@ -340,14 +300,11 @@ struct SlabLocator : GridLocator<T, Plain> {
   }
 };
 
-// Points, the type of weights at the corners around them and, for weights that need it, a direction at each point.
-template <typename Weights>
+// Points, and the number of sets of weights at the corners around them: 1 for values, 4 with their derivatives.
+template <typename T, int Sets>
 struct PointsView {
-  const typename Weights::value_t* points;      // (count, 3)
-  const typename Weights::value_t* directions;  // (count, 3) or null
+  const T* points;  // (count, 3)
   int64_t count;
-
-  VOXELFIELD_HOST_DEVICE Weights weights(int64_t index) const { return Weights(directions, index); }
 };
 
 // Point n owns cell n: features (N, 8, C), coordinates in [-1, 1] from the lower to the upper corner, extrapolated

@@ -22,7 +22,7 @@ VOXELFIELD_HOST_DEVICE T density_gradient(T dt, T transmittance, T weight, T at_
 // With `Alphas`, the densities are alphas, that is, the fractions of the arriving light that the samples absorb, and
 // `dt` is not used.
 template <typename T, bool Alphas = false>
-struct PackedSamples {
+struct CompositeRows {
   using value_t = T;
   static constexpr bool kAlphas = Alphas;
 

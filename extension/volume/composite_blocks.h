@@ -189,8 +189,8 @@ struct BlockWork {
   BlockBuffer<T> before;     // the sum of the shares of the samples before each one
 };
 
-// Channels up to this number are summed one after the other, and more of them side by side.
-constexpr int64_t kFewChannels = 8;
+// From this number of channels on, the channels of a row are summed side by side; fewer, one after the other.
+constexpr int64_t kMinAdjacentChannels = 8;
 
 // sums_c += sum_k weight_k rows_kc
 template <typename T>
@@ -207,7 +207,7 @@ VOXELFIELD_HOST_DEVICE void add_weighted_rows(const BlockBuffer<T>& weight, cons
     sums[0] += r;
     sums[1] += g;
     sums[2] += b;
-  } else if (channels < kFewChannels) {
+  } else if (channels < kMinAdjacentChannels) {
     for (int64_t c = 0; c < channels; ++c) {
       T sum = 0;
       VOXELFIELD_VECTORIZE_SUM(sum)
@@ -230,7 +230,7 @@ VOXELFIELD_HOST_DEVICE void add_row_products(const T* scales, const T* rows, int
     const T r = scales[0], g = scales[1], b = scales[2];
     VOXELFIELD_VECTORIZE
     for (int64_t k = 0; k < count; ++k) sums[k] += r * rows[3 * k] + g * rows[3 * k + 1] + b * rows[3 * k + 2];
-  } else if (channels < kFewChannels) {
+  } else if (channels < kMinAdjacentChannels) {
     for (int64_t c = 0; c < channels; ++c) {
       const T scale = scales[c];
       VOXELFIELD_VECTORIZE

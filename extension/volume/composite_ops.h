@@ -403,7 +403,7 @@ struct CompositeOps {
       dispatch_opmath(density, [&](auto zero) {
         using T = std::decay_t<decltype(zero)>;
         dispatch_flag(!dt.has_value(), [&](auto alphas) {
-          using Samples = PackedSamples<T, decltype(alphas)::value>;
+          using Samples = CompositeRows<T, decltype(alphas)::value>;
           if constexpr (!(Samples::kAlphas && Spreads<Flag...>::value)) {
             const Samples samples{data_of(density),
                                   data_of(dt),
@@ -421,13 +421,21 @@ struct CompositeOps {
   static Inputs inputs(const Tensor& density, const OptionalTensor& dt, const Tensor& ray_offsets,
                        double min_transmittance, const OptionalTensor& rgb = std::nullopt,
                        const OptionalTensor& t = std::nullopt) {
-    const ScalarType dtype = opmath_type(density);
+    const ScalarType dtype = density.scalar_type();
+    const bool wide = dtype == ScalarType::Double;
+    const bool alphas = !dt.has_value();
+    const char* name = alphas ? "alpha" : "density";
+    const char* why = alphas ? (wide ? " as alpha is" : " for alpha that is not float64")
+                             : (wide ? " as density is" : " for density that is not float64");
+    VOXELFIELD_CHECK_TYPE(wide || dtype == ScalarType::Float, name,
+                          " must be float32, float64, float16 or bfloat16, got ", dtype_name(dtype));
+    check_tensor(name, density, {kAny}, dtype, density);
     check_fraction("min_transmittance", min_transmittance);
-    return {checked("density", density, {kAny}, dtype, density),
+    return {as_contiguous(density),
             checked_ray_offsets(ray_offsets, density),
-            checked("dt", dt, {density.size(0)}, dtype, density),
-            checked("rgb", rgb, {density.size(0), kAny}, dtype, density),
-            checked("t", t, {density.size(0)}, dtype, density),
+            checked("dt", dt, {density.size(0)}, dtype, density, why),
+            checked("rgb", rgb, {density.size(0), kAny}, dtype, density, why),
+            checked("t", t, {density.size(0)}, dtype, density, why),
             min_transmittance};
   }
 };

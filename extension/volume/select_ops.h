@@ -47,7 +47,7 @@ struct SelectOps {
     Tensor kept = new_empty(density, {rays.samples}, ScalarType::Int);
     Tensor counts = new_empty(density, {rays.count}, ScalarType::Int);
     Tensor sums = new_empty(density, {parts.count}, ScalarType::Long);
-    const PackedSamples<float> samples{data_of(in.values), data_of(in.dt), rays, static_cast<float>(min_transmittance)};
+    const CompositeRows<float> samples{data_of(in.values), data_of(in.dt), rays, static_cast<float>(min_transmittance)};
     const KeepRule<float> rule{samples.min_transmittance, static_cast<float>(min_weight)};
     Backend::count_visible(samples, rule, parts, data_of(kept), data_of(counts), data_of(sums));
     return {kept, counts, sums};

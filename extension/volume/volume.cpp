@@ -26,7 +26,7 @@ struct CpuVolume : CpuRays {
     process_all<Samples>(rays, job);
   }
 
-  static void count_visible(const PackedSamples<float>& samples, const KeepRule<float>& rule, const SegmentParts& parts,
+  static void count_visible(const CompositeRows<float>& samples, const KeepRule<float>& rule, const SegmentParts& parts,
                             int32_t* kept, int32_t* counts, int64_t* sums) {
     count_segments(parts, counts, sums, [&](int64_t ray) {
       const RaySpan span = samples.rays[ray];

@@ -10,9 +10,9 @@ namespace voxelfield {
 // be resident.
 #if __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000
 template <>
-constexpr int kWalkBlocks<CompositeWalk<PackedSamples<float>, std::true_type, std::false_type>> = 2048 / kThreads;
+constexpr int kWalkBlocks<CompositeWalk<CompositeRows<float>, std::true_type, std::false_type>> = 2048 / kThreads;
 template <>
-constexpr int kWalkBlocks<CompositeGradientWalk<PackedSamples<float>, std::false_type, std::false_type>> =
+constexpr int kWalkBlocks<CompositeGradientWalk<CompositeRows<float>, std::false_type, std::false_type>> =
     2048 / kThreads;
 #endif
 
@@ -22,7 +22,7 @@ constexpr int kJudgeThreads = 512;
 
 template <int Size>
 __global__ void __launch_bounds__(kJudgeThreads)
-    count_visible_kernel(PackedSamples<float> samples, KeepRule<float> rule, SegmentParts parts,
+    count_visible_kernel(CompositeRows<float> samples, KeepRule<float> rule, SegmentParts parts,
                          int32_t* __restrict__ kept, int32_t* __restrict__ counts, int64_t* __restrict__ sums) {
   __shared__ int64_t scratch[kJudgeThreads / kWarp];
   constexpr int64_t kRays = kJudgeThreads / Size;
@@ -57,7 +57,7 @@ struct CudaVolume : CudaRays {
     for_each_ray(rays, walk);
   }
 
-  static void count_visible(const PackedSamples<float>& samples, const KeepRule<float>& rule, const SegmentParts& parts,
+  static void count_visible(const CompositeRows<float>& samples, const KeepRule<float>& rule, const SegmentParts& parts,
                             int32_t* kept, int32_t* counts, int64_t* sums) {
     dispatch_team(samples.rays, [&](auto size) {
       launch(count_visible_kernel<size.value>, static_cast<unsigned>(parts.count), kJudgeThreads, 0, samples, rule,

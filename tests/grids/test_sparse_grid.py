@@ -11,10 +11,10 @@ from voxelfield.fields.decoders import FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.sparse_grid import BLOCK_CELLS, BLOCK_VERTICES, SparseGrid
-from voxelfield.ops._internal import tiles
+from voxelfield.ops._internal import optim
 from voxelfield.ops._internal.march_visible import march_visible
-from voxelfield.ops._internal.render_pyramid_image import render_pyramid_image
-from voxelfield.ops._internal.sparse_grid import atlas_coordinates, share_copies_
+from voxelfield.ops._internal.render_image import render_pyramid_image
+from voxelfield.ops._internal.sparse_grid import atlas_coordinates, sum_duplicates_
 from voxelfield.ops.marching import pack_occupancy
 
 BOX = ((-1.0, -2.0, 0.0), (1.0, 2.0, 1.5))
@@ -132,11 +132,11 @@ def test_a_table_of_touched_vertices_replaces_a_look_at_all_copies(device, chann
     read(grid, grid.aabb[0] + unit * (grid.aabb[1] - grid.aabb[0])).square().sum().backward()
     sums = grid.features.grad
     table = torch.empty(sums[..., 0].numel() // 128, 5, dtype=torch.int32, device=device)
-    tiles.touched_vertices(sums, table)
+    optim.touched_vertices(sums, table)
     few, expected, expected_table = int(table[:, 4].sum()), sums.clone(), torch.empty_like(table)
     grid.share(expected)
-    tiles.touched_vertices(expected, expected_table)
-    share_copies_(sums, grid._copies, grid._begins, table)
+    optim.touched_vertices(expected, expected_table)
+    sum_duplicates_(sums, grid._copies, grid._begins, table)
     assert torch.equal(sums, expected)
     assert torch.equal(table, expected_table), "copies that have become non-zero are in the table"
     assert few < int(table[:, 4].sum()) < sums[..., 0].numel() / 2
@@ -147,7 +147,7 @@ def test_copies_that_are_not_in_the_table_are_not_read(device):
     copies = torch.tensor([0, 200, 7, 31, 130], dtype=torch.int32, device=device)
     table = torch.zeros(2, 5, dtype=torch.int32, device=device)
     table[0, 0], table[0, 4] = -(2**31), 1
-    share_copies_(sums, copies, begins, table)
+    sum_duplicates_(sums, copies, begins, table)
     expected = torch.ones(256, 3)
     expected[[7, 31, 130]] = 3
     assert torch.equal(sums.view(256, 3).cpu(), expected)
@@ -165,7 +165,7 @@ def test_the_planes_of_shared_vertices_are_those_of_whole_blocks(device):
         assert low % BLOCK_VERTICES == high % BLOCK_VERTICES == 0
         assert 0 <= low <= begin < end <= high <= len(whole)
         part = grid.features.grad[low:high].clone()
-        share_copies_(part, *shared)
+        sum_duplicates_(part, *shared)
         assert torch.equal(part[begin - low : end - low], whole[begin:end])
 
 

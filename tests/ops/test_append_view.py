@@ -9,7 +9,7 @@ from tolerances import arithmetic, assert_matches
 from torch.nn import functional as F
 
 from voxelfield.fields.decoders import spherical_harmonics
-from voxelfield.ops._internal.append_view import append_view
+from voxelfield.ops._internal.color import append_view
 
 
 def make(device, dtype=torch.float64, rows=77, size=16, rays=9):

@@ -7,7 +7,7 @@ import torch
 from op_testing import LAYOUTS, leaves
 from tolerances import assert_matches
 
-from voxelfield.ops._internal.color_error import pixel_color_error, sample_color_error
+from voxelfield.ops._internal.color import pixel_color_error, sample_color_error
 
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 # One block of a kernel and less, several, and more rows than all blocks of a launch take at once.

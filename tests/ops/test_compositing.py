@@ -683,15 +683,23 @@ def test_wrong_arguments_are_named(name, kind):
     inputs = make("cpu", counts=[2, 3])
     inputs[name] = change(inputs[name])
     # density sets the number of samples and the device.
-    blamed = "rgb" if name == "density" and kind in ("size", "device") else name
+    blamed = "dt" if name == "density" and kind in ("size", "single", "device") else name
     if name == "density" and kind == "single":
-        blamed, message = "rgb", "{} must be .*for density that is not float64, got float64"
+        message = "{} must be .*for density that is not float64, got float64"
     with pytest.raises(error, match=message.format(blamed)):
         composite(**inputs)
-    blamed = "dt" if blamed == "rgb" else blamed
     if name in ("density", "dt", "ray_offsets"):
         with pytest.raises(error, match=message.format(blamed)):
             ray_weights(inputs["density"], inputs["dt"], inputs["ray_offsets"])
+
+
+def test_tensors_that_torch_func_leaves_behind_get_gradients():
+    inputs, kept = make("cpu", counts=[2, 3]), []
+    density = inputs["density"].requires_grad_()
+    torch.func.grad(lambda x: (kept.append(x), x.sum())[1])(density)
+    (expected,) = torch.autograd.grad(composite(**inputs).rgb.sum(), density)
+    composite(**{**inputs, "density": kept[0]}).rgb.sum().backward()
+    assert torch.equal(density.grad, expected)
 
 
 def test_colors_have_channels():

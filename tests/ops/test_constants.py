@@ -48,7 +48,7 @@ def test_the_kernels_enforce_the_limit_on_levels():
     _library.ensure_loaded("cpu")
     points = torch.rand(1, 5, 3)
     grids = [torch.rand(1, 2, 2, 2, 1)] * constants.MAX_LEVELS
-    options = (points, None, 0, True, False, False, False)
+    options = (points, 0, True, False, False, False)
     assert torch.ops.voxelfield.sample_trilinear(grids, *options).shape[-1] == constants.MAX_LEVELS
     with pytest.raises(RuntimeError, match=rf"{constants.MAX_LEVELS} tensors, got {constants.MAX_LEVELS + 1}"):
         torch.ops.voxelfield.sample_trilinear([*grids, grids[0]], *options)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import inspect
 import pkgutil
 import re
+import weakref
 
 import pytest
 import torch
@@ -14,19 +16,20 @@ from torch.autograd import forward_ad
 
 from voxelfield import _library, ops
 from voxelfield.ops import _internal
-from voxelfield.ops._internal.append_view import append_view
-from voxelfield.ops._internal.color_error import pixel_color_error, sample_color_error
+from voxelfield.ops._internal.color import append_view, pixel_color_error, pixel_colors, sample_color_error
 from voxelfield.ops._internal.empty_distance import empty_distance
 from voxelfield.ops._internal.lens import lens_points, lens_rays
 from voxelfield.ops._internal.march_pieces import march_pieces
 from voxelfield.ops._internal.march_visible import march_visible
-from voxelfield.ops._internal.pixel_colors import pixel_colors
+from voxelfield.ops._internal.optim import touched_vertices
 from voxelfield.ops._internal.pixel_rays import pixel_rays
-from voxelfield.ops._internal.render_baked_image import render_baked_image
-from voxelfield.ops._internal.render_grid_image import PackedSHGrid, render_grid_image
-from voxelfield.ops._internal.render_pyramid_image import render_pyramid_image
+from voxelfield.ops._internal.render_image import (
+    PackedSHGrid,
+    render_baked_image,
+    render_grid_image,
+    render_pyramid_image,
+)
 from voxelfield.ops._internal.sparse_grid import atlas_coordinates
-from voxelfield.ops._internal.tiles import touched_vertices
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 OFFSETS = [0, 3, 3, 8]
@@ -251,7 +254,7 @@ CALLS = {
 }
 # Updates of optimizers and copies, in place and outside of autograd, and ops on cells, which are bools, and indices.
 NOT_DIFFERENTIATED = {
-    *("accumulate_trilinear_", "grid_adam_", "grid_total_variation_grad_", "share_copies_"),
+    *("accumulate_trilinear_", "grid_adam_", "grid_total_variation_grad_", "sum_duplicates_"),
     *("touched_vertices", "pack_vertices", "unpack_vertices"),
     *("pack_occupancy", "empty_distance", "active_tiles"),
     *("offsets_from_ray_index", "pack_info", "ray_index_from_offsets"),
@@ -418,6 +421,26 @@ def assert_mapped_or_refused(function, several, name):
             torch.testing.assert_close(one[row], other)
 
 
+@every_argument
+def test_a_backward_pass_leaves_nothing_to_the_garbage_collector(op, argument):
+    """A graph that stays alive keeps memory, and no CUDA graph can be captured as long as it exists."""
+    inputs, call = CALLS[op]
+    inputs = inputs()
+    leaf = inputs[argument].requires_grad_()
+    gc.collect()
+    gc.disable()
+    try:
+        argument_of_op = leaf * 1
+        results = [y for y in floats(call(**{**inputs, argument: argument_of_op})) if y.requires_grad]
+        if results:
+            torch.autograd.backward([y.sum() for y in results])
+        alive = weakref.ref(argument_of_op)
+        del argument_of_op, results
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
 @pytest.mark.usefixtures("_no_slow_vmap")
 @every_argument
 def test_vmap(op, argument):
@@ -445,17 +468,17 @@ def cells_and_indices():
     words, index, offset = torch.full((1, 1, 1), -1), torch.zeros(8, dtype=torch.int64), offsets()
     directions, geometry, weights, rows = rays()["directions"], singles(8, 5), doubles(8), doubles(6, 5)
     network, truth = [doubles(7, 5), doubles(3, 7)], doubles(2, 3)
-    alike = "sums along rays|_visible_samples"
+    alike = "sums along rays|select_samples"
     return {
         "pack_occupancy": ("pack_occupancy", cells(), lambda x: ops.pack_occupancy(x).words),
         "empty_distance": ("empty_distance", cells(), empty_distance),
         "march_rays": ("pack_occupancy", cells(), lambda x: ops.march_rays(**march, occupied=x)),
         "march_rays bits": (
-            "count_ray_samples",
+            "march_rays",
             words,
             lambda x: ops.march_rays(**march, occupied=ops.OccupancyBits(x, (3, 3, 3))),
         ),
-        "march_levels": ("count_level_intervals", cells()[None], lambda x: ops.march_levels(**levels, occupied=x)),
+        "march_levels": ("march_levels", cells()[None], lambda x: ops.march_levels(**levels, occupied=x)),
         "render_grid": ("pack_occupancy", cells(), lambda x: ops.render_grid(**render, occupied=x)),
         "render_grid distances": ("render_grid", cells().byte(), lambda x: ops.render_grid(**render, occupied=x)),
         "render_grid density": (
@@ -490,7 +513,7 @@ def cells_and_indices():
         ),
         "mlp": ("mlp", torch.tensor(4), lambda x: ops.mlp(rows, network, count=x)),
         "touched_vertices": (
-            "touched_vertices_",
+            "touched_vertices",
             torch.zeros(1, 5, dtype=torch.int32),
             lambda x: touched_vertices(torch.ones(4, 4, 8, 2), x),
         ),
@@ -521,7 +544,7 @@ def calls_that_write(device):
     _library.ensure_loaded(device.type)
     calls = [(name, given, *split_by_schema(name, given)) for name, given in calls_of_every_op(device).items()]
     calls = [call for call in calls if call[2]]
-    assert {"grid_adam_", "share_copies_"} <= {name for name, *_ in calls}
+    assert {"grid_adam_", "sum_duplicates_"} <= {name for name, *_ in calls}
     return calls
 
 

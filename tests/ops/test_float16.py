@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from voxelfield.ops import sample_trilinear, trilinear_interpolate
-from voxelfield.ops._internal.grid_adam import grid_adam_
+from voxelfield.ops._internal.optim import grid_adam_
 
 # Wide rows, whole and broken vectors of eight and four numbers, and single numbers.
 CHANNELS = [1, 2, 3, 4, 7, 8, 12, 28, 64]

@@ -8,7 +8,7 @@ import torch
 from op_testing import LAYOUTS, leaves
 from tolerances import assert_matches
 
-from voxelfield.ops._internal.pixel_colors import pixel_colors
+from voxelfield.ops._internal.color import pixel_colors
 
 both_averages = pytest.mark.parametrize("pixel_averaging", ["linear_light", "encoded"])
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

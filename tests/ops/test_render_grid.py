@@ -16,7 +16,7 @@ from voxelfield import _library, ops
 from voxelfield.fields.decoders import SHDecoder, spherical_harmonics
 from voxelfield.fields.density import DensityActivation
 from voxelfield.ops._internal.empty_distance import empty_distance
-from voxelfield.ops._internal.render_grid_image import PackedSHGrid, render_grid_image
+from voxelfield.ops._internal.render_image import PackedSHGrid, render_grid_image
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 

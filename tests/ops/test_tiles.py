@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from voxelfield.ops._internal.tiles import active_tiles, pack_vertices, touched_vertices, unpack_vertices
+from voxelfield.ops._internal.optim import active_tiles, pack_vertices, touched_vertices, unpack_vertices
 
 SHAPES = [(1, 1, 1, 1), (9, 6, 20, 4), (5, 8, 9, 3), (4, 5, 11, 28), (8, 4, 16, 1), (3, 5, 9, 140)]
 

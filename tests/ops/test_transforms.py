@@ -322,7 +322,7 @@ def test_raw_ops_under_transforms_are_refused(device, transform):
     grid, points = (x[None] for x in make(device))
 
     def raw(p):
-        return torch.ops.voxelfield.sample_trilinear([grid], p, None, 0, True, False, False, False)
+        return torch.ops.voxelfield.sample_trilinear([grid], p, 0, True, False, False, False)
 
     with pytest.raises((NotImplementedError, RuntimeError), match=r"cannot be transformed|[Bb]atching rule"):
         {
@@ -341,19 +341,19 @@ def test_raw_ops_keep_the_tangents_of_forward_mode(device, name):
     ops = torch.ops.voxelfield
     call, reference = {
         "sample": (
-            lambda p: ops.sample_trilinear([grid], p, None, *options),
+            lambda p: ops.sample_trilinear([grid], p, *options),
             lambda p: sample_grid(grid[0], p[0])[None],
         ),
         "splat": (
-            lambda p: ops.splat_trilinear(values, p, None, list(grid.shape[1:]), *options, 0)[0],
+            lambda p: ops.splat_trilinear(values, p, list(grid.shape[1:]), *options, 0)[0],
             lambda p: vjp(lambda g: sample_grid(g[0], p[0])[None], grid)[1](values)[0],
         ),
         "point_gradient": (
-            lambda p: ops.point_gradient_trilinear(values, [grid], p, None, *options),
+            lambda p: ops.point_gradient_trilinear(values, [grid], p, *options),
             grad(lambda p: (sample_grid(grid[0], p[0]) * values[0]).sum()),
         ),
         "interpolate_cells": (
-            lambda p: ops.interpolate_cells(feats, p[0], None),
+            lambda p: ops.interpolate_cells(feats, p[0], False),
             lambda p: interpolate_cells(feats, p[0]),
         ),
     }[name]
@@ -456,14 +456,14 @@ def test_raw_ops_can_be_mapped(device, in_dims):
     options = (0, True, False, False, False)
 
     def gather(grid, points):
-        return torch.ops.voxelfield.sample_trilinear([grid], points, None, *options)
+        return torch.ops.voxelfield.sample_trilinear([grid], points, *options)
 
     actual = vmap(gather, in_dims=in_dims)(grids, points)
     assert_same(actual, vmap(sample_trilinear, in_dims=in_dims)(grids, points))
 
     def splat(grid, points):
         values = points[:, :2] + grid.sum()
-        return torch.ops.voxelfield.splat_trilinear(values, points, None, [3, 4, 3, 2], *options, 0)[0]
+        return torch.ops.voxelfield.splat_trilinear(values, points, [3, 4, 3, 2], *options, 0)[0]
 
     each = [[x] * 4 if dim is None else x for x, dim in zip((grids, points), in_dims, strict=True)]
     assert_same(

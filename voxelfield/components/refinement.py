@@ -78,8 +78,8 @@ class RefinementSettings(ComponentSettings):
 
     Attributes:
         mode: ``none``, or ``refine`` to optimise poses along with the field.
-        pose_lr: Learning rate of poses: about the largest change of a pose per step, in radians and world units; in
-            normalised device coordinates, the unit is the depth of the scene's centre.
+        pose_lr: Learning rate of poses: about the largest change of a pose per step, in radians and in
+            ``scene.unit``; in normalised device coordinates, the unit is the depth of the scene's centre.
         final_factor: Factor of the learning rates after the last step (exponential decay).
         warm_up: Share of the steps in which the rate rises from zero, because an empty field holds no information about
             poses. It begins at ``pose_from``.
@@ -171,7 +171,7 @@ def _with_fixed_field(pose_lr: float) -> RefinementSettings:
 
 def _unit(model: Model) -> float:
     """Returns the unit of the motions' translations."""
-    return 1.0 if model.warp is None else model.warp.motion_unit
+    return model.unit * (1.0 if model.warp is None else model.warp.motion_unit)
 
 
 class CameraRefinement(Component):
@@ -479,7 +479,7 @@ def refine_views(
         trainer: Settings of sampling and of the averaging of pixels (:class:`voxelfield.settings.TrainerConfig`).
         split: The images, with cameras in the field's world frame.
         steps: Number of steps of Adam; each draws pixels from all images.
-        rate: Learning rate in radians and in units of the warp's ``motion_unit``; it decays to a fiftieth.
+        rate: Learning rate in radians and in ``scene.unit`` or the warp's ``motion_unit``; it decays to a fiftieth.
         tones: Vignetting and response of the images, which are not changed; None if the images have none.
 
     Returns:

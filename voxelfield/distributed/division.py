@@ -19,10 +19,14 @@ from voxelfield.foundation.zero_packing import pack_streams
 from voxelfield.grids.adam import RULE, GridAdam, moments_of, new_state, sum_weights
 from voxelfield.grids.sparse_grid import BLOCK_VERTICES, SparseGrid
 from voxelfield.grids.working_copies import WorkingCopies
-from voxelfield.ops._internal.grid_adam import grid_adam_
-from voxelfield.ops._internal.sparse_grid import share_copies_
-from voxelfield.ops._internal.tiles import active_tiles, tiles_along, touched_vertices
-from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
+from voxelfield.ops._internal.optim import (
+    active_tiles,
+    grid_adam_,
+    grid_total_variation_grad_,
+    tiles_along,
+    touched_vertices,
+)
+from voxelfield.ops._internal.sparse_grid import sum_duplicates_
 
 # A list of tiles shrinks once it is this many times too long. Its unused entries cost little.
 _LONGEST = 3.0
@@ -203,7 +207,7 @@ class DividedGrids:
             if shard.touched is not None:
                 touched_vertices(shard.reached, shard.touched, shard.local_tiles, every=not self._skips)
             if shard.shared is not None:
-                share_copies_(shard.sums, *shard.shared, shard.touched)
+                sum_duplicates_(shard.sums, *shard.shared, shard.touched)
                 shard.sums[: shard.in_stored.start].zero_()
                 shard.sums[shard.in_stored.stop :].zero_()
         update: Callable[[], None] = self._update

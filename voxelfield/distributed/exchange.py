@@ -20,7 +20,7 @@ from voxelfield import processes
 from voxelfield.devices import UNCOUNTED_BYTES
 from voxelfield.distributed.shards import Shard, new_table, tile_vertices
 from voxelfield.grids.working_copies import WorkingCopies
-from voxelfield.ops._internal.tiles import pack_vertices, unpack_vertices
+from voxelfield.ops._internal.optim import pack_vertices, unpack_vertices
 
 logger = logging.getLogger(__name__)
 

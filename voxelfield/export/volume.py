@@ -20,7 +20,7 @@ from voxelfield.rendering.pixels import to_uint8
 
 logger = logging.getLogger(__name__)
 
-# Density per world unit up to which space counts as empty, because it is invisible.
+# Density per the model's unit up to which space counts as empty, because it is invisible.
 _MIN_DENSITY = 1e-3
 
 
@@ -57,7 +57,7 @@ def save_volume(path: Path | str, model: Model, *, resolution: int | None = None
         nonlocal shows_something
         found = field.density(points)
         check_finite_values("densities", found)
-        shows_something |= bool((found > _MIN_DENSITY).any())
+        shows_something |= bool((found * model.unit > _MIN_DENSITY).any())
         return found
 
     def rgb(points: Tensor) -> Tensor:

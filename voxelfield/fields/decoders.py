@@ -14,7 +14,7 @@ from voxelfield import ops
 from voxelfield.fields.density import DensityActivation, ExponentialDensity
 from voxelfield.foundation import constants
 from voxelfield.foundation.checks import check_at_least_one, check_degree
-from voxelfield.ops._internal.append_view import append_view
+from voxelfield.ops._internal.color import append_view
 
 
 def spherical_harmonics(directions: Tensor, degree: int) -> Tensor:

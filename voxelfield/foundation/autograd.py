@@ -9,23 +9,24 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
+from voxelfield.foundation.private_torch import (
+    forward_mode_level,
+    functorch_active,
+    is_mapped,
+    unwrap_dead_wrappers,
+)
+
 MaybeTensor = Tensor | None
-
-# PyTorch's manual for custom operators calls the kernels below autograd in this way. The second of the two dispatch
-# keys that this guard excludes only tracks views: with it, a view returned by a Function could not be changed in place.
-below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
-
-functorch_active = torch._C._are_functorch_transforms_active
 
 
 def traces_ops() -> bool:
     """Tells whether torch.compile or torch.jit is tracing; an autograd Function would hide the op from the trace."""
-    return torch.compiler.is_compiling() or torch._C._is_tracing()
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def forward_mode_active() -> bool:
     """Tells whether tensors may carry tangents."""
-    return forward_ad._current_level >= 0 or functorch_active()
+    return forward_mode_level() >= 0 or functorch_active()
 
 
 def needs_long_path() -> bool:
@@ -54,19 +55,18 @@ class OpFunction(Function):
         If no gradient is recorded, the op runs directly. Otherwise the inputs are not bound to the signature of
         ``forward``: only ``torch.func`` needs that, and it takes longer than everything else.
         """
-        if functorch_active():
-            return super().apply(*inputs)
-        if not torch.is_grad_enabled() and forward_ad._current_level < 0:
-            return cls.forward(*inputs)
-        return cls.record(*inputs)
+        if functorch_active() or forward_mode_level() >= 0:
+            return cls.apply_transformed(*inputs)
+        if torch.is_grad_enabled():
+            for x in inputs:
+                if isinstance(x, Tensor) and x.requires_grad:
+                    return cls.record(*unwrap_dead_wrappers(inputs))
+        return cls.forward(*inputs)
 
-
-def is_mapped(x: Tensor) -> bool:
-    """Tells whether ``torch.vmap`` maps over a tensor, which may also be outside of ``torch.func.grad``."""
-    wrappers = torch._C._functorch
-    while wrappers.is_gradtrackingtensor(x):
-        x = wrappers.get_unwrapped(x)
-    return bool(wrappers.is_batchedtensor(x))
+    @classmethod
+    def apply_transformed(cls, *inputs: Any) -> Any:
+        """Applies the Function under ``torch.func`` or in forward mode."""
+        return super().apply(*inputs) if functorch_active() else cls.record(*unwrap_dead_wrappers(inputs))
 
 
 def hold_constant(op: str, **inputs: Tensor | None) -> tuple[Any, ...]:
@@ -79,64 +79,10 @@ def hold_constant(op: str, **inputs: Tensor | None) -> tuple[Any, ...]:
     if functorch_active() and any(map(is_mapped, tensors.values())):
         raise NotImplementedError(f"{op} cannot be mapped by torch.vmap: call it once with the inputs of all calls")
     # This covers torch.func too: its forward mode enters a level of torch.autograd.forward_ad.
-    if forward_ad._current_level >= 0:
+    if forward_mode_level() >= 0:
         for name, x in tensors.items():
             if forward_ad.unpack_dual(x).tangent is not None:
                 raise NotImplementedError(
                     f"{op} has no derivative in {name}, which must carry no tangent: pass {name}.detach()"
                 )
     return tuple(x.detach() if x is not None and x.requires_grad else x for x in inputs.values())
-
-
-def run_raw(op: str) -> staticmethod[..., Any]:
-    """Returns a ``forward`` for an autograd Function of the arguments of a raw op: it runs the op."""
-
-    def forward(*inputs: Any) -> Any:
-        with below_autograd():
-            return getattr(torch.ops.voxelfield, op).default(*inputs)
-
-    return staticmethod(forward)
-
-
-def refuse_jvp(op: str) -> staticmethod[..., None]:
-    """Returns a ``jvp`` for an autograd Function without forward mode: it raises an error that names the op."""
-
-    def jvp(*_: object) -> None:
-        raise NotImplementedError(f"{op} has no forward-mode derivative: differentiate in reverse mode")
-
-    return staticmethod(jvp)
-
-
-def refuse_vmap(op: str, remedy: str) -> staticmethod[..., None]:
-    """Returns a ``vmap`` for an autograd Function that cannot be mapped: it raises an error that names the op."""
-
-    def vmap(*_: object) -> None:
-        raise NotImplementedError(f"{op} cannot be mapped by torch.vmap: {remedy}")
-
-    return staticmethod(vmap)
-
-
-def last_derivative(op: str, refusal: str, run: Callable[..., Any] | None = None) -> type[Function]:
-    """Makes the Function of a backward op whose own derivative raises NotImplementedError with this message.
-
-    ``run`` is its ``forward``; None runs the op on its arguments.
-    """
-
-    class LastDerivative(OpFunction):
-        forward = run_raw(op) if run is None else staticmethod(run)
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            pass
-
-        @staticmethod
-        def backward(ctx: Any, *grads: Tensor) -> None:
-            raise NotImplementedError(refusal)
-
-        @staticmethod
-        def jvp(ctx: Any, *tangents: MaybeTensor) -> None:
-            raise NotImplementedError(refusal)
-
-        vmap = refuse_vmap(op.removesuffix("_backward"), "call it once with the inputs of all calls")
-
-    return LastDerivative

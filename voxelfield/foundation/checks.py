@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from voxelfield.foundation import constants
-from voxelfield.foundation.autograd import functorch_active, is_mapped
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError, shown
+from voxelfield.foundation.private_torch import functorch_active, is_mapped
 
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
@@ -27,8 +27,19 @@ def is_divided(values: Tensor) -> bool:
     return tensors is not None and isinstance(values, tensors.DTensor)
 
 
-def check_tensor(name: str, value: object, shape: tuple[int | str, ...], why: str = "") -> None:
+def check_tensor(name: str, value: Any, shape: tuple[int | str, ...], why: str = "") -> None:
     """Raises unless ``value`` is a dense tensor of the given shape (a string matches any length)."""
+    check_dense(name, value)
+    fits = value.dim() == len(shape) and all(
+        isinstance(want, str) or got == want for got, want in zip(value.shape, shape, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join(str(s) for s in shape)
+        raise ArgumentValueError(f"{name} must have shape ({wanted}){why}, got {tuple(value.shape)}")
+
+
+def check_dense(name: str, value: object) -> None:
+    """Raises unless ``value`` is a dense tensor, and all of it is on this device."""
     if not isinstance(value, Tensor):
         raise ArgumentTypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
     if value.layout is not torch.strided:
@@ -38,12 +49,6 @@ def check_tensor(name: str, value: object, shape: tuple[int | str, ...], why: st
             f"{name} must be a whole tensor, got a DTensor: fully_shard gathers parameters only in forward() of the "
             "module that it was given, such as a whole VoxelPyramid, and in methods for register_fsdp_forward_method"
         )
-    fits = value.dim() == len(shape) and all(
-        isinstance(want, str) or got == want for got, want in zip(value.shape, shape, strict=True)
-    )
-    if not fits:
-        wanted = ", ".join(str(s) for s in shape)
-        raise ArgumentValueError(f"{name} must have shape ({wanted}){why}, got {tuple(value.shape)}")
 
 
 def check_dtype(name: str, value: Tensor, allowed: tuple[torch.dtype, ...], why: str = "") -> None:
@@ -193,8 +198,14 @@ def check_ray_offsets(ray_offsets: Tensor, samples: int, like_name: str, like: T
     check_same_device("ray_offsets", ray_offsets, like_name, like)
     if ray_offsets.shape[0] == 0:
         raise ArgumentValueError("ray_offsets must have R + 1 entries, at least one, got none")
+    check_order(ray_offsets, samples, like_name)
+    return ray_offsets
+
+
+def check_order(ray_offsets: Tensor, samples: int, like_name: str) -> None:
+    """Raises unless offsets do not decrease and lie in 0..samples, if their values can be read."""
     if offsets_fit(ray_offsets, samples):
-        return ray_offsets
+        return
     falls = ray_offsets[1:] < ray_offsets[:-1]
     if falls.any():
         ray = int(falls.nonzero()[0])

@@ -18,9 +18,7 @@ from voxelfield.foundation.checks import (
 )
 from voxelfield.foundation.errors import ArgumentValueError, shown
 from voxelfield.grids.working_copies import is_current, mark_current, mark_managed
-from voxelfield.ops._internal.grid_adam import grid_adam_
-from voxelfield.ops._internal.tiles import active_tiles
-from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
+from voxelfield.ops._internal.optim import active_tiles, grid_adam_, grid_total_variation_grad_
 
 # The options of a group that a step depends on, besides its learning rates.
 RULE = ("betas", "eps", "weight_decay", "l2_penalty", "skip_untouched", "clear_grad")

@@ -39,6 +39,11 @@ def parse_box(aabb: Sequence[Sequence[float]] | Tensor, name: str = "aabb") -> B
     return low, high
 
 
+def length_unit(box: Box) -> float:
+    """Returns the power of two nearest to the longest edge of a box over the 2.4 world units of the presets' scenes."""
+    return 2.0 ** round(math.log2(max(box_extent(box)) / 2.4))
+
+
 def box_extent(box: Box) -> tuple[float, ...]:
     """Returns the lengths of a box along x, y and z, rounded to float32."""
     low, high = box

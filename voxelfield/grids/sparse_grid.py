@@ -14,7 +14,7 @@ from voxelfield.foundation.checks import is_divided
 from voxelfield.foundation.errors import ArgumentValueError
 from voxelfield.grids.boxes import box_tensor, cell_indices, flat_indices, parse_box
 from voxelfield.grids.resampling import migratable_state, refuse_sharded, replace_values
-from voxelfield.ops._internal.sparse_grid import atlas_coordinates, share_copies_
+from voxelfield.ops._internal.sparse_grid import atlas_coordinates, sum_duplicates_
 
 BLOCK_VERTICES = 8
 """Vertices along each axis of a block. The outermost ones are shared with the neighbouring blocks."""
@@ -203,7 +203,7 @@ class SparseGrid(nn.Module):
             sums: Tensor of the atlas's shape, float32, contiguous; None does nothing.
         """
         if sums is not None and self._copies.numel() > 0:
-            share_copies_(sums, self._copies, self._begins)
+            sum_duplicates_(sums, self._copies, self._begins)
 
     def shared_by(self, begin: int, end: int) -> tuple[int, int, tuple[Tensor, Tensor]]:
         """Finds the vertices of planes of the atlas that are stored in several blocks, and where their copies are.
@@ -215,7 +215,7 @@ class SparseGrid(nn.Module):
         Returns:
             The first plane, and the end of the planes, of the blocks with the given ones and with all copies of their
             vertices; and for a tensor of these planes, ``copies`` and ``begins`` of
-            :func:`voxelfield.ops._internal.sparse_grid.share_copies_`.
+            :func:`voxelfield.ops._internal.sparse_grid.sum_duplicates_`.
         """
         _, y, z, _ = self.features.shape
         sizes = self._begins.diff()

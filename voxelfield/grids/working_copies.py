@@ -76,7 +76,7 @@ class Combination:
         """Returns the gradient of the points (N, 3), given the gradient of :meth:`sample`."""
         stencil = known_stencil(padding, True, "linear", self.reduce == "sum", False)
         gradients = [
-            stencil.point_gradient(_taken(values, columns), levels[part], points, None)
+            stencil.point_gradient(_taken(values, columns), levels[part], points)
             for part, columns in self._groups(len(levels))
         ]
         return sum(gradients[1:], start=gradients[0])

@@ -33,8 +33,8 @@ class SoftplusDensityConfig:
     """Softplus density, with defaults for a single grid; see :class:`voxelfield.fields.density.DensityActivation`.
 
     Attributes:
-        scale: Density per unit of raw value in the linear part of the activation.
-        initial: Density at a raw value of 0, per world unit.
+        scale: Density per unit of raw value in the linear part of the activation, per ``scene.unit``.
+        initial: Density at a raw value of 0, per ``scene.unit``.
     """
 
     scale: Positive = 200.0

@@ -6,6 +6,8 @@ Each term on rendered rays is a function of the :class:`Outputs` for a :class:`B
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,7 @@ from voxelfield.evaluation.metrics import ssim_of_windows
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.component import Loss, LossTerms
 from voxelfield.models.settings import LossWeights
-from voxelfield.ops._internal.color_error import pixel_color_error, sample_color_error
+from voxelfield.ops._internal.color import pixel_color_error, sample_color_error
 
 
 def photometric(outputs: Outputs, batch: Batch, weights: Tensor | None = None) -> Tensor:
@@ -65,9 +67,9 @@ def opacity_entropy(outputs: Outputs, batch: Batch) -> Tensor:
     return outputs.mean_over_rays(-(o * o.log() + (1 - o) * (1 - o).log()))
 
 
-def sparsity(outputs: Outputs, batch: Batch) -> Tensor:
-    """Cauchy penalty on the densities of samples, summed and divided by the number of rays (Plenoxels)."""
-    density = outputs.zero_unused(outputs.rendering.density)
+def sparsity(outputs: Outputs, batch: Batch, unit: float = 1.0) -> Tensor:
+    """Cauchy penalty on samples' densities per unit, summed and divided by the number of rays (Plenoxels)."""
+    density = unit * outputs.zero_unused(outputs.rendering.density)
     return torch.log1p(2 * density.square()).sum() / outputs.ray_count
 
 
@@ -91,11 +93,12 @@ def ssim(outputs: Outputs, batch: Batch) -> Tensor:
     return torch.where(counts, dissimilarity, 0.0).sum() / whole.clamp(min=1)
 
 
-def rendering_terms(weights: LossWeights) -> LossTerms:
+def rendering_terms(weights: LossWeights, unit: float = 1.0) -> LossTerms:
     """Returns ``photometric``, with weight 1, and the terms of positive weight.
 
     Args:
         weights: The terms' weights. Terms raise ValueError if their inputs are missing: distortion or patches.
+        unit: Length, in world units, that the distortion and densities are measured in.
     """
 
     def weighted(term: Loss, weight: float) -> Loss:
@@ -105,5 +108,6 @@ def rendering_terms(weights: LossWeights) -> LossTerms:
     for term in (sample_rgb, ssim, distortion, opacity_entropy, sparsity):
         weight = getattr(weights, term.__name__)
         if weight > 0:
-            terms[term.__name__] = weighted(term, weight)
+            measured = partial(sparsity, unit=unit) if term is sparsity else term
+            terms[term.__name__] = weighted(measured, weight / unit if term is distortion else weight)
     return LossTerms(terms)

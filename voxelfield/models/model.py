@@ -22,7 +22,7 @@ from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.component import Component
 from voxelfield.models.settings import Sampling, StageConfig, stage_at
 from voxelfield.models.training import EmptyFieldError, MemoryEstimate, TrainingSetup, cells_with_views
-from voxelfield.ops._internal.pixel_colors import pixel_colors
+from voxelfield.ops._internal.color import pixel_colors
 from voxelfield.rendering.backends import BACKENDS, ImageBackend
 from voxelfield.rendering.march import (
     MAX_VISIBLE_PER_RAY,
@@ -117,6 +117,7 @@ class Model(nn.Module, Component):  # type: ignore[misc]
         sampling: As given.
         resolution: Cube root of the number of voxels in the present stage of training; it only matters to a field
             without a grid.
+        unit: Length, in world units, that the settings of densities, distortion and motions of cameras are measured in.
         image_backends: Subclasses of :class:`voxelfield.rendering.backends.ImageBackend` that may render images
             of this model faster than the general path, in the order in which they are tried
             (:func:`voxelfield.rendering.backends.fastest_backend`). By default the backends of this package, which do
@@ -132,6 +133,7 @@ class Model(nn.Module, Component):  # type: ignore[misc]
         self.occupancy = occupancy
         self.sampling = sampling
         self.resolution = max(occupancy.occupied.shape)
+        self.unit = 1.0
         self._setup: TrainingSetup | None = None
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -141,6 +141,16 @@ class ModelConfig:
             ValueError: The settings contradict the scene.
         """
         return choose_warp(scene, settings)
+
+    def in_unit(self, unit: float) -> ModelConfig:
+        """Returns the settings with ``density.initial`` and ``density.scale``, if there are, per world unit.
+
+        Args:
+            unit: Length, in world units, per which they are given.
+        """
+        density: Any = getattr(self, "density", None)
+        given = {name: getattr(density, name) / unit for name in ("initial", "scale") if hasattr(density, name)}
+        return replace(self, **{"density": replace(density, **given)}) if given and unit != 1 else self
 
     def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:
         """Builds the field in its state at the start of training.

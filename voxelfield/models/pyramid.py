@@ -37,7 +37,7 @@ class ExponentialDensityConfig:
     """Exponential density; see :class:`voxelfield.fields.density.ExponentialDensity`.
 
     Attributes:
-        initial: Density at a network output of 0, per world unit.
+        initial: Density at a network output of 0, per ``scene.unit``.
     """
 
     initial: Positive = 1.0

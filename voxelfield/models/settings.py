@@ -52,9 +52,9 @@ class LossWeights:
     Attributes:
         sample_rgb: Colour error of single samples.
         ssim: 1 - SSIM of patches of pixels; requires patches (``trainer.patches``).
-        distortion: Distance, in world units, between the samples that contribute to a ray.
+        distortion: Distance, in ``scene.unit``, between the samples that contribute to a ray.
         opacity_entropy: Binary entropy of the opacities of rays.
-        sparsity: Cauchy penalty on the densities of samples.
+        sparsity: Cauchy penalty on the densities of samples per ``scene.unit``.
     """
 
     sample_rgb: NotNegative = 0.005

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import itertools
 from collections.abc import Sequence
@@ -14,27 +15,31 @@ from torch.autograd.function import BackwardCFunction
 
 from voxelfield import _library
 from voxelfield.foundation import constants
-from voxelfield.foundation.autograd import MaybeTensor, OpFunction, below_autograd, forward_mode_active, needs_long_path
+from voxelfield.foundation.autograd import MaybeTensor, OpFunction, forward_mode_active, needs_long_path
 from voxelfield.foundation.checks import (
     FLOATING,
     INTEGERS,
     check_choice,
     check_dtype,
+    check_field,
     check_points,
     check_same_device,
     check_tensor,
     coordinate_dtype,
 )
-from voxelfield.foundation.errors import (
-    EXPLAINED_LATER,
-    ArgumentTypeError,
-    ArgumentValueError,
-    explain_memory,
-    stop_if_out_of_memory,
+from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
+from voxelfield.foundation.private_torch import below_autograd
+from voxelfield.ops._derivatives import (
+    Gather,
+    PointGradient,
+    Shapes,
+    Splat,
+    declare_lookup,
+    run_or_check,
+    sample,
+    sample_directly,
 )
-from voxelfield.ops import _derivatives
-from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Splat, register_lookup
-from voxelfield.ops._registration import fake, register_autograd, register_batching
+from voxelfield.ops._table import declare
 
 Padding = Literal["border", "zeros", "reflection", "periodic"]
 Mode = Literal["linear", "nearest"]
@@ -45,10 +50,11 @@ MODES: tuple[str, ...] = ("linear", "nearest")
 
 @dataclass(frozen=True)
 class GridStencil:
-    """Options of one call of the grid ops, as in their schemas.
+    """Options of one call of the grid ops, as in their schemas; see :class:`voxelfield.ops._derivatives.Stencil`.
 
     Attributes:
-        options: Every field except ``method``, in schema order.
+        method: How a gradient is summed; None follows torch's settings when the backward pass runs.
+        options: The first five fields, in schema order.
     """
 
     shareable: ClassVar[bool] = True
@@ -59,8 +65,7 @@ class GridStencil:
     sum: bool
     with_gradient: bool
     method: int | None = None
-    """How a gradient is summed; None follows torch's settings when the backward pass runs."""
-
+    differentiated: bool = False
     options: tuple[int, bool, bool, bool, bool] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -68,16 +73,16 @@ class GridStencil:
         object.__setattr__(self, "options", options)
 
     def batched(self, point_dims: int) -> bool:
-        """Tells whether there is a batch dimension; see :class:`voxelfield.ops._derivatives.Stencil`."""
+        """Tells whether there is a batch dimension."""
         return point_dims == 3
 
-    def gather(self, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor) -> Tensor:
-        """Samples ``sources`` at ``points``; see :class:`voxelfield.ops._derivatives.Stencil`."""
-        sampled: Tensor = torch.ops.voxelfield.sample_trilinear.default(sources, points, direction, *self.options)
+    def gather(self, sources: Sequence[Tensor], points: Tensor) -> Tensor:
+        """Samples ``sources`` at ``points``."""
+        sampled: Tensor = _SAMPLE.raw(sources, points, *self.options)
         return sampled
 
-    def splat(self, values: Tensor, points: Tensor, direction: MaybeTensor, shapes: Shapes) -> tuple[Tensor, ...]:
-        """Adds ``values`` up in grids of ``shapes``; see :class:`voxelfield.ops._derivatives.Stencil`."""
+    def splat(self, values: Tensor, points: Tensor, shapes: Shapes) -> tuple[Tensor, ...]:
+        """Adds ``values`` up in grids of ``shapes``."""
         periodic = self.padding == _PERIODIC
         options = self.options
         if periodic:
@@ -89,22 +94,16 @@ class GridStencil:
         if method is None:
             deterministic = torch.are_deterministic_algorithms_enabled()
             method = constants.DETERMINISTIC if deterministic else constants.AUTOMATIC
-        sums: list[Tensor] = torch.ops.voxelfield.splat_trilinear.default(
-            values, points, direction, sizes, *options, method
-        )
+        sums: list[Tensor] = _SPLAT.raw(values, points, sizes, *options, method)
         return tuple(_opened(total).to(dtype) for total in sums) if periodic else tuple(sums)
 
-    def point_gradient(
-        self, values: Tensor, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor
-    ) -> Tensor:
-        """Returns the gradient in the points; see :class:`voxelfield.ops._derivatives.Stencil`."""
-        gradient: Tensor = torch.ops.voxelfield.point_gradient_trilinear.default(
-            values, sources, points, direction, *self.options
-        )
+    def point_gradient(self, values: Tensor, sources: Sequence[Tensor], points: Tensor) -> Tensor:
+        """Returns the gradient in the points."""
+        gradient: Tensor = _POINT_GRADIENT.raw(values, sources, points, *self.options)
         return gradient
 
     def select(self, values: Tensor, shapes: Shapes, wanted: Sequence[bool]) -> Tensor:
-        """Returns the columns of some levels; see :class:`voxelfield.ops._derivatives.Stencil`."""
+        """Returns the columns of some levels."""
         if self.sum:
             return values
         columns = values.split([shape[-1] for shape in shapes], dim=-1)
@@ -132,33 +131,6 @@ def make_stencil(padding: str, align_corners: bool, mode: str, add: bool, with_g
 known_stencil = functools.cache(make_stencil)
 
 
-def sample_eagerly(
-    grids: Sequence[Tensor],
-    points: Tensor,
-    add: bool,
-    padding: str,
-    align_corners: bool,
-    mode: str,
-    with_gradient: bool,
-) -> Tensor | tuple[Tensor, Tensor] | None:
-    """Samples grids in the common case; None if :func:`sample_grids` must handle the call or report an error.
-
-    Only the raw op checks arguments here: the checks in Python would take longer than everything else on the host.
-    """
-    if needs_long_path():
-        return None
-    try:
-        stencil = known_stencil(padding, align_corners, mode, add, with_gradient)
-        sampled = _derivatives.sample_eagerly(grids, points, stencil)
-    except EXPLAINED_LATER as error:  # the slow path raises it again, with a better message
-        names = ["grid"] if len(grids) == 1 else [f"grids[{level}]" for level in range(len(grids))]
-        stop_if_out_of_memory(error, points=points, **dict(zip(names, grids, strict=True)))
-        return None
-    if sampled.numel() == 0:  # the raw op checks empty inputs less strictly
-        return None
-    return _values_and_gradient(sampled) if with_gradient else sampled
-
-
 class SampleInBox(OpFunction):
     """Samples one grid at world positions, applied to ``(grid, points, aabb, stencil)``; points get no gradient.
 
@@ -169,9 +141,7 @@ class SampleInBox(OpFunction):
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
         grid, points, aabb, stencil = inputs
         with below_autograd():
-            sampled: tuple[Tensor, Tensor] = torch.ops.voxelfield.sample_in_box.default(
-                grid, points, aabb, stencil.padding
-            )
+            sampled: tuple[Tensor, Tensor] = _SAMPLE_IN_BOX.raw(grid, points, aabb, stencil.padding)
         return sampled
 
     @staticmethod
@@ -187,7 +157,7 @@ class SampleInBox(OpFunction):
         if grad is None:
             return None, None, None, None
         (unit,) = ctx.saved_tensors
-        (summed,) = Splat.apply(grad, unit, None, (ctx.shape,), ctx.stencil)
+        (summed,) = Splat.apply(grad, unit, (ctx.shape,), ctx.stencil)
         return summed, None, None, None
 
 
@@ -198,8 +168,7 @@ def sample_in_box_eagerly(grid: Tensor, points: Tensor, aabb: Tensor, padding: s
     positions or boxes that require a gradient. Only the raw op checks the arguments.
     """
     stencil = known_stencil(padding, True, "linear", False, False)
-    run = SampleInBox.record if torch.is_grad_enabled() and grid.requires_grad else SampleInBox.forward
-    sampled: Tensor = run(grid, points, aabb, stencil)[0]
+    sampled: Tensor = SampleInBox.apply(grid, points, aabb, stencil)[0]
     return sampled
 
 
@@ -234,7 +203,7 @@ def shared_grid(grids: Tensor) -> Tensor | None:
 
 
 def sample_grids(
-    names: Sequence[str],
+    name: str,
     grids: Sequence[Tensor],
     points: Tensor,
     add: bool,
@@ -243,29 +212,53 @@ def sample_grids(
     mode: str,
     with_gradient: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Runs the checks that the public functions share, and samples ``grids`` of fitting shapes in any situation."""
+    """Samples ``grids`` of fitting shapes in any situation, or raises what the public functions promise.
+
+    ``name`` is that of the argument: ``"grid"``, or ``"grids"`` if it is a sequence.
+    """
+    options = (padding, align_corners, mode, add, with_gradient)
+    sampled = run_or_check(_sample, _check_and_sample, _named_inputs, name, grids, points, options)
+    return (sampled[0], sampled[1:].movedim(0, -1)) if with_gradient else sampled
+
+
+def _sample(_: str, grids: Sequence[Tensor], points: Tensor, options: tuple[Any, ...]) -> Tensor:
+    return sample_directly(grids, points, known_stencil(*options))
+
+
+def _check_and_sample(name: str, grids: Sequence[Tensor], points: Tensor, options: tuple[Any, ...]) -> Tensor:
+    stencil, named = make_stencil(*options), _named(name, grids)
+    _check_grids(named, stencil.nearest, stencil.sum)
     first = grids[0]
-    stencil = make_stencil(padding, align_corners, mode, add, with_gradient)
-    _check_grids(names, grids, copied=stencil.nearest and not add)
-    points = check_points(points, (first.shape[0], "N", 3) if first.dim() == 5 else ("N", 3), names[0], first)
+    points = check_points(points, (*first.shape[:-4], "N", 3), next(iter(named)), first)
     _library.ensure_loaded(first.device.type)
-    with explain_memory(points=points, **dict(zip(names, grids, strict=True))):
-        sampled = _derivatives.sample(grids, points, stencil)
-    return _values_and_gradient(sampled) if with_gradient else sampled
+    return sample(grids, points, stencil)
 
 
-def _check_grids(names: Sequence[str], grids: Sequence[Tensor], copied: bool) -> None:
+def _named_inputs(name: str, grids: Sequence[Tensor], points: Tensor, _: tuple[Any, ...]) -> dict[str, Tensor]:
+    return {"points": points, **_named(name, grids)}
+
+
+def _named(name: str, grids: Sequence[Tensor]) -> dict[str, Tensor]:
+    return {name if name == "grid" else f"{name}[{level}]": grid for level, grid in enumerate(grids)}
+
+
+def _check_grids(grids: dict[str, Tensor], nearest: bool, add: bool) -> None:
     """Raises unless grids have at least one vertex, a dtype that kernels exist for, and fit together."""
-    first = grids[0]
-    for name, grid in zip(names, grids, strict=True):
-        check_grid_dtype(name, grid, copied)
+    first_name, first = next(iter(grids.items()))
+    batch: tuple[int | str, ...] = ("B",) if isinstance(first, Tensor) and first.dim() == 5 else ()
+    channels: int | str = "C"
+    for name, grid in grids.items():
+        check_tensor(name, grid, (*batch, "X", "Y", "Z", channels))
+        check_grid_dtype(name, grid, copied=nearest and not add)
         if grid is not first:
-            check_dtype(name, grid, (first.dtype,), f" as {names[0]} is")
-            check_same_device(name, grid, names[0], first)
+            check_dtype(name, grid, (first.dtype,), f" as {first_name} is")
+            check_same_device(name, grid, first_name, first)
         if 0 in grid.shape[-4:-1]:
             raise ArgumentValueError(
                 f"{name} must have at least one vertex along each axis, got shape {tuple(grid.shape)}"
             )
+        batch = grid.shape[:-4]
+        channels = grid.shape[-1] if add else "C"
 
 
 def check_grid_dtype(name: str, grid: Tensor, copied: bool) -> None:
@@ -278,81 +271,64 @@ def check_grid_dtype(name: str, grid: Tensor, copied: bool) -> None:
     check_dtype(name, grid, FLOATING + INTEGERS)
 
 
-def _values_and_gradient(sampled: Tensor) -> tuple[Tensor, Tensor]:
-    return sampled[0], sampled[1:].movedim(0, -1)
-
-
-def _shapes(points: Tensor, sizes: Sequence[int]) -> Shapes:
-    return tuple((*points.shape[:-2], *sizes[i : i + 4]) for i in range(0, len(sizes), 4))
-
-
-@fake("sample_trilinear")
-def _(grids: list[Tensor], points: Tensor, direction: MaybeTensor, *options: Any) -> Tensor:
+def _sampled(grids: list[Tensor], points: Tensor, nearest: bool, sum: bool, with_gradient: bool) -> Tensor:
     # The kernels check their arguments, but do not run on fake tensors.
-    batched = grids[0].dim() == 5
-    for level, grid in enumerate(grids):
-        lead = (grids[0].shape[0],) if batched else ()
-        check_tensor(f"grids[{level}]", grid, (*lead, "X", "Y", "Z", "C"))
-    *_, nearest, add, with_gradient = options
-    _check_grids([f"grids[{level}]" for level in range(len(grids))], grids, copied=nearest and not add)
-    check_tensor("points", points, (grids[0].shape[0], "N", 3) if batched else ("N", 3))
-    check_dtype("points", points, (coordinate_dtype(grids[0].dtype),))
-    check_same_device("points", points, "grids[0]", grids[0])
-    channels = grids[0].shape[-1] if add else sum(grid.shape[-1] for grid in grids)
+    _check_grids(_named("grids", grids), nearest, sum)
+    first = grids[0]
+    check_field("points", points, (*first.shape[:-4], "N", 3), coordinate_dtype(first.dtype), "grids[0]", first)
+    channels = first.shape[-1] if sum else builtins.sum(grid.shape[-1] for grid in grids)
     sets = (4,) if with_gradient else ()
-    return grids[0].new_empty(*sets, *points.shape[:-1], channels)
+    return first.new_empty(*sets, *points.shape[:-1], channels)
 
 
-@fake("sample_in_box")
-def _(grid: Tensor, points: Tensor, aabb: Tensor, padding: int) -> tuple[Tensor, Tensor]:
+def _sampled_in_box(grid: Tensor, points: Tensor, aabb: Tensor) -> tuple[Tensor, Tensor]:
     check_tensor("grids", grid, ("X", "Y", "Z", "C"))
     check_dtype("grids", grid, FLOATING)
-    for name, x, shape in (("points", points, ("N", 3)), ("aabb", aabb, (2, 3))):
-        check_tensor(name, x, shape)
-        check_dtype(name, x, (coordinate_dtype(grid.dtype),))
-        check_same_device(name, x, "grids", grid)
+    check_field("points", points, ("N", 3), coordinate_dtype(grid.dtype), "grids", grid)
+    check_field("aabb", aabb, (2, 3), coordinate_dtype(grid.dtype), "grids", grid)
     return grid.new_empty(points.shape[0], grid.shape[-1]), points.new_empty(points.shape)
 
 
-@fake("splat_trilinear")
-def _(values: Tensor, points: Tensor, direction: MaybeTensor, sizes: list[int], *options: Any) -> list[Tensor]:
-    return [values.new_empty(shape) for shape in _shapes(points, sizes)]
-
-
-@fake("point_gradient_trilinear")
-def _(values: Tensor, grids: list[Tensor], points: Tensor, direction: MaybeTensor, *options: Any) -> Tensor:
-    return points.new_empty(points.shape)
-
-
-def _apply_splat(
-    values: Tensor, points: Tensor, direction: MaybeTensor, sizes: list[int], *options: Any
-) -> list[Tensor]:
-    return list(Splat.apply(values, points, direction, _shapes(points, sizes), GridStencil(*options)))
-
-
-def _apply_sample_in_box(grid: Tensor, points: Tensor, aabb: Tensor, padding: int) -> tuple[Tensor, Tensor]:
+def _sample_in_box(grid: Tensor, points: Tensor, aabb: Tensor, padding: int) -> tuple[Tensor, Tensor]:
     stencil = GridStencil(padding, True, False, False, False)
     if not (points.requires_grad or aabb.requires_grad or forward_mode_active()):
         in_box: tuple[Tensor, Tensor] = SampleInBox.apply(grid, points, aabb, stencil)
         return in_box
     low, high = aabb
     unit = (points - low) / (high - low)
-    return Gather.apply(grid, unit, None, stencil), unit
+    return Gather.apply(grid, unit, stencil), unit
 
 
-def _map_splat(
-    info: Any, dims: Any, values: Tensor, points: Tensor, direction: MaybeTensor, sizes: Any, *options: Any
-) -> Any:
+def _shapes(points: Sequence[int], sizes: Sequence[int]) -> Shapes:
+    """Returns the shapes of grids of these sizes, X, Y, Z, C of each, given the shape of points."""
+    return tuple((*points[:-2], *sizes[i : i + 4]) for i in range(0, len(sizes), 4))
+
+
+def _splat(values: Tensor, points: Tensor, sizes: Sequence[int], *options: Any) -> list[Tensor]:
+    return list(Splat.apply(values, points, _shapes(points.shape, sizes), GridStencil(*options)))
+
+
+def _map_splat(info: Any, dims: Any, values: Tensor, points: Tensor, sizes: Sequence[int], *options: Any) -> Any:
     # Points that are mapped over have one dimension more than the points of one call.
-    lead = points.shape[:-2] if dims[1] is None else points.movedim(dims[1], 0).shape[1:-2]
-    shapes = tuple((*lead, *sizes[i : i + 4]) for i in range(0, len(sizes), 4))
-    inputs = (values, points, direction, shapes, GridStencil(*options))
-    sums, at = Splat.map(Splat.call, info.batch_size, (*dims[:3], None, None), *inputs)
+    of_one = points.shape if dims[1] is None else points.movedim(dims[1], 0).shape[1:]
+    inputs = (values, points, _shapes(of_one, sizes), GridStencil(*options))
+    sums, at = Splat.map(Splat.call, info.batch_size, (*dims[:2], None, None), *inputs)
     return list(sums), list(at)
 
 
-register_lookup("sample_trilinear", Gather, 3, GridStencil)
-register_autograd("sample_in_box", _apply_sample_in_box)
-register_autograd("splat_trilinear", _apply_splat)
-register_batching("splat_trilinear", _map_splat)
-register_lookup("point_gradient_trilinear", PointGradient, 4, GridStencil)
+_SAMPLE = declare_lookup(
+    "sample_trilinear", _sampled, Gather, lambda grids, points, *options: (*grids, points, GridStencil(*options))
+)
+_SAMPLE_IN_BOX = declare("sample_in_box", _sampled_in_box, formula=_sample_in_box)
+_SPLAT = declare(
+    "splat_trilinear",
+    lambda values, points, sizes: [values.new_empty(shape) for shape in _shapes(points.shape, sizes)],
+    formula=_splat,
+    batching=_map_splat,
+)
+_POINT_GRADIENT = declare_lookup(
+    "point_gradient_trilinear",
+    lambda points: points.new_empty(points.shape),
+    PointGradient,
+    lambda values, grids, points, *options: (values, *grids, points, GridStencil(*options)),
+)

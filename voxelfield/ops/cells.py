@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.foundation.autograd import MaybeTensor, needs_long_path
 from voxelfield.foundation.checks import (
     FLOATING,
     check_dtype,
+    check_field,
     check_points,
-    check_same_device,
     check_tensor,
     coordinate_dtype,
 )
-from voxelfield.foundation.errors import EXPLAINED_LATER, ArgumentValueError, explain_memory, stop_if_out_of_memory
-from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Splat, register_lookup, sample, sample_eagerly
-from voxelfield.ops._registration import fake, register_autograd, register_batching
+from voxelfield.foundation.errors import ArgumentValueError
+from voxelfield.ops._derivatives import (
+    Gather,
+    PointGradient,
+    Shapes,
+    Splat,
+    declare_lookup,
+    run_or_check,
+    sample,
+    sample_directly,
+)
+from voxelfield.ops._table import declare
 
 
 def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
@@ -47,14 +55,14 @@ def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
         ValueError: An argument has the wrong shape or is on another device.
         NotImplementedError: A third derivative is requested.
     """
-    if not needs_long_path():
-        try:
-            sampled = sample_eagerly((feats,), points, _STENCIL)
-        except EXPLAINED_LATER as error:
-            stop_if_out_of_memory(error, feats=feats)
-        else:
-            if sampled.numel() > 0:  # the raw op checks empty inputs less strictly
-                return sampled
+    return run_or_check(_sample, _check_and_sample, lambda feats, points: {"feats": feats}, feats, points)
+
+
+def _sample(feats: Tensor, points: Tensor) -> Tensor:
+    return sample_directly((feats,), points, _STENCIL)
+
+
+def _check_and_sample(feats: Tensor, points: Tensor) -> Tensor:
     check_tensor("feats", feats, ("N", 8, "C"))
     check_dtype("feats", feats, FLOATING)
     points = check_points(points, ("N", 3), "feats", feats)
@@ -63,34 +71,34 @@ def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
             f"points must have one row for each of the {feats.shape[0]} cells of feats, got {tuple(points.shape)}"
         )
     _library.ensure_loaded(feats.device.type)
-    with explain_memory(feats=feats):
-        return sample([feats], points, _STENCIL)
+    return sample((feats,), points, _STENCIL)
 
 
+@dataclass(frozen=True)
 class CellStencil:
     """A :class:`voxelfield.ops._derivatives.Stencil` in which point n lies in cell n."""
 
-    with_gradient = False
     shareable: ClassVar[bool] = False
+
+    with_gradient: bool = False
+    differentiated: bool = False
 
     def batched(self, point_dims: int) -> bool:
         """Returns True, because the first dimension of cells is a batch dimension."""
         return True
 
-    def gather(self, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor) -> Tensor:
+    def gather(self, sources: Sequence[Tensor], points: Tensor) -> Tensor:
         """Interpolates each cell at its point."""
-        interpolated: Tensor = torch.ops.voxelfield.interpolate_cells.default(*sources, points, direction)
+        interpolated: Tensor = _INTERPOLATE.raw(*sources, points, self.with_gradient)
         return interpolated
 
-    def splat(self, values: Tensor, points: Tensor, direction: MaybeTensor, shapes: Shapes) -> tuple[Tensor, ...]:
+    def splat(self, values: Tensor, points: Tensor, shapes: Shapes) -> tuple[Tensor, ...]:
         """Distributes each value to the corners of its cell."""
-        return (torch.ops.voxelfield.splat_cells.default(values, points, direction),)
+        return (_SPLAT.raw(values, points, self.with_gradient),)
 
-    def point_gradient(
-        self, values: Tensor, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor
-    ) -> Tensor:
+    def point_gradient(self, values: Tensor, sources: Sequence[Tensor], points: Tensor) -> Tensor:
         """Returns the gradient with respect to the points."""
-        gradient: Tensor = torch.ops.voxelfield.point_gradient_cells.default(values, *sources, points, direction)
+        gradient: Tensor = _POINT_GRADIENT.raw(values, *sources, points, self.with_gradient)
         return gradient
 
     def select(self, values: Tensor, shapes: Shapes, wanted: Sequence[bool]) -> Tensor:
@@ -101,36 +109,42 @@ class CellStencil:
 _STENCIL = CellStencil()
 
 
-@fake("interpolate_cells")
-def _(feats: Tensor, points: Tensor, direction: Tensor | None) -> Tensor:
+def _interpolated(feats: Tensor, points: Tensor, with_gradient: bool) -> Tensor:
     # The kernels check their arguments, but do not run on fake tensors.
     check_tensor("feats", feats, ("N", 8, "C"))
-    check_tensor("points", points, (feats.shape[0], 3))
-    check_dtype("points", points, (coordinate_dtype(feats.dtype),))
-    check_same_device("points", points, "feats", feats)
-    return feats.new_empty(points.shape[0], feats.shape[2])
+    check_field("points", points, (feats.shape[0], 3), coordinate_dtype(feats.dtype), "feats", feats)
+    sets = (4,) if with_gradient else ()
+    return feats.new_empty(*sets, points.shape[0], feats.shape[2])
 
 
-fake("splat_cells")(lambda values, *_: values.new_empty(values.shape[0], 8, values.shape[1]))
-fake("point_gradient_cells")(lambda values, feats, points, _: points.new_empty(points.shape))
-
-
-def _apply_splat(values: Tensor, points: Tensor, direction: MaybeTensor) -> Tensor:
+def _splat(values: Tensor, points: Tensor, with_gradient: bool) -> Tensor:
     spread: Tensor
-    (spread,) = Splat.apply(values, points, direction, ((values.shape[0], 8, *values.shape[1:]),), _STENCIL)
+    (spread,) = Splat.apply(values, points, ((points.shape[0], 8, values.shape[-1]),), CellStencil(with_gradient))
     return spread
 
 
-def _map_splat(info: Any, dims: Any, values: Tensor, points: Tensor, direction: MaybeTensor) -> Any:
-    one = values if dims[0] is None else values.movedim(dims[0], 0)[0]
-    shapes = ((one.shape[0], 8, one.shape[1]),)
-    (spread,), (at,) = Splat.map(
-        Splat.call, info.batch_size, (*dims, None, None), values, points, direction, shapes, _STENCIL
-    )
-    return spread, at
+def _map_splat(info: Any, dims: Any, values: Tensor, points: Tensor, with_gradient: bool) -> Any:
+    one, at = (x if dim is None else x.movedim(dim, 0)[0] for x, dim in zip((values, points), dims, strict=False))
+    inputs = (values, points, ((at.shape[0], 8, one.shape[-1]),), CellStencil(with_gradient))
+    (spread,), (axis,) = Splat.map(Splat.call, info.batch_size, (*dims[:2], None, None), *inputs)
+    return spread, axis
 
 
-register_lookup("interpolate_cells", Gather, 3, lambda: _STENCIL)
-register_autograd("splat_cells", _apply_splat)
-register_batching("splat_cells", _map_splat)
-register_lookup("point_gradient_cells", PointGradient, 4, lambda: _STENCIL)
+_INTERPOLATE = declare_lookup(
+    "interpolate_cells",
+    _interpolated,
+    Gather,
+    lambda feats, points, with_gradient: (feats, points, CellStencil(with_gradient)),
+)
+_SPLAT = declare(
+    "splat_cells",
+    lambda values, points: values.new_empty(points.shape[0], 8, values.shape[-1]),
+    formula=_splat,
+    batching=_map_splat,
+)
+_POINT_GRADIENT = declare_lookup(
+    "point_gradient_cells",
+    lambda points: points.new_empty(points.shape),
+    PointGradient,
+    lambda values, feats, points, with_gradient: (values, feats, points, CellStencil(with_gradient)),
+)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from voxelfield.foundation.autograd import MaybeTensor, OpFunction, below_autograd, needs_long_path
+from voxelfield.foundation.autograd import MaybeTensor, OpFunction
 from voxelfield.foundation.checks import (
     check_choice,
     check_dtype,
@@ -17,8 +17,9 @@ from voxelfield.foundation.checks import (
     check_tensor,
     coordinate_dtype,
 )
-from voxelfield.foundation.errors import EXPLAINED_LATER, ArgumentValueError, explain_memory, stop_if_out_of_memory
-from voxelfield.ops._derivatives import PointGradient, Splat
+from voxelfield.foundation.errors import ArgumentValueError
+from voxelfield.foundation.private_torch import below_autograd
+from voxelfield.ops._derivatives import PointGradient, Splat, run_or_check
 from voxelfield.ops._grids import PADDINGS, Mode, Padding, check_grid_dtype, known_stencil, shared_grid
 from voxelfield.ops.grid import sample_trilinear
 
@@ -73,9 +74,19 @@ def grid_sample(
             device, or ``mode`` or ``padding_mode`` is unknown.
         NotImplementedError: A third derivative is requested.
     """
-    sampled = _sample_eagerly(input, grid, mode, padding_mode, align_corners)
-    if sampled is not None:
-        return sampled
+    if align_corners is None:
+        warnings.warn(
+            "Default grid_sample and affine_grid behavior has changed to align_corners=False since 1.3.0. Please "
+            "specify align_corners=True if the old behavior is desired. See the documentation of grid_sample for "
+            "details.",
+            stacklevel=2,
+        )
+    arguments = (input, grid, mode, padding_mode, align_corners)
+    return run_or_check(_sample_volume, _check_and_sample, lambda *_: {"input": input, "grid": grid}, *arguments)
+
+
+def _check_and_sample(input: Tensor, grid: Tensor, mode: str, padding_mode: str, align_corners: bool | None) -> Tensor:
+    """Samples volumes in any situation, or raises what :func:`grid_sample` promises."""
     if isinstance(input, Tensor) and input.dim() == 4:
         raise ArgumentValueError(
             f"input must have shape (N, C, D, H, W), got {tuple(input.shape)}: this samples volumes; for pictures use "
@@ -91,24 +102,15 @@ def grid_sample(
     check_dtype("grid", grid, (wide, torch.float16, torch.bfloat16), f" for {input.dtype} input")
     check_same_device("grid", grid, "input", input)
     check_choice("padding_mode", padding_mode, PADDINGS)
-    if align_corners is None:
-        warnings.warn(
-            "Default grid_sample and affine_grid behavior has changed to align_corners=False since 1.3.0. Please "
-            "specify align_corners=True if the old behavior is desired. See the documentation of grid_sample for "
-            "details.",
-            stacklevel=2,
-        )
-        align_corners = False
     # The axes of the volume are z, y, x: it is read in that order, and the positions are reversed.
-    with explain_memory(input=input, grid=grid):
-        points = _unit_points(grid.to(wide))
-        shared = shared_grid(input)
-        volume = (input if shared is None else shared).movedim(-4, -1).contiguous()
-        # The names and types of arguments have been checked: only strings of PADDINGS get here.
-        sampled = sample_trilinear(
-            volume, points, padding=cast(Padding, padding_mode), align_corners=align_corners, mode=_MODES[mode]
-        )
-        return sampled.movedim(-1, 1).contiguous()
+    points = _unit_points(grid.to(wide))
+    shared = shared_grid(input)
+    volume = (input if shared is None else shared).movedim(-4, -1).contiguous()
+    # The names and types of arguments have been checked: only strings of PADDINGS get here.
+    sampled = sample_trilinear(
+        volume, points, padding=cast(Padding, padding_mode), align_corners=bool(align_corners), mode=_MODES[mode]
+    )
+    return sampled.movedim(-1, 1).contiguous()
 
 
 def _unit_points(grid: Tensor) -> Tensor:
@@ -116,36 +118,22 @@ def _unit_points(grid: Tensor) -> Tensor:
     return torch.rsub(grid.flip(-1), 0.5, alpha=-0.5)  # (grid + 1) / 2 in one pass
 
 
-def _sample_eagerly(
-    input: object, grid: object, mode: str, padding_mode: str, align_corners: bool | None
-) -> Tensor | None:
-    """Samples volumes in the common case; None if the slow path must handle the call or report an error.
-
-    Apart from the shapes, only the raw op checks arguments here.
-    """
-    if align_corners is None or not isinstance(input, Tensor) or not isinstance(grid, Tensor) or needs_long_path():
-        return None
-    if input.dim() != 5 or not input.is_floating_point() or grid.dtype != coordinate_dtype(input.dtype):
-        return None
-    if (
-        grid.dim() != 5
-        or grid.shape[-1] != 3
-        or grid.shape[0] != input.shape[0]
-        or not isinstance(mode, str)
-        or mode not in _MODES
-    ):
-        return None
-    if input.numel() == 0 or grid.numel() == 0:
-        return None
-    try:
-        stencil = known_stencil(padding_mode, align_corners, _MODES[mode], False, False)
-        shared = shared_grid(input)
-        volume = input if shared is None else shared
-        recorded = torch.is_grad_enabled() and (volume.requires_grad or grid.requires_grad)
-        sampled: Tensor = (_SampleVolume.record if recorded else _SampleVolume.forward)(volume, grid, stencil)[0]
-    except EXPLAINED_LATER as error:  # the slow path raises it again, with a better message
-        stop_if_out_of_memory(error, input=input, grid=grid)
-        return None
+def _sample_volume(input: Tensor, grid: Tensor, mode: str, padding_mode: str, align_corners: bool | None) -> Tensor:
+    """Samples volumes in the common case; raises LookupError in others. The raw op checks all but the shapes."""
+    fits = (
+        align_corners is not None
+        and input.dim() == grid.dim() == 5
+        and input.is_floating_point()
+        and grid.dtype == coordinate_dtype(input.dtype)
+        and (grid.shape[0], grid.shape[-1]) == (input.shape[0], 3)
+        and input.numel() > 0
+        and grid.numel() > 0
+    )
+    if not fits:
+        raise LookupError
+    stencil = known_stencil(padding_mode, bool(align_corners), _MODES[mode], False, False)
+    shared = shared_grid(input)
+    sampled: Tensor = _SampleVolume.apply(input if shared is None else shared, grid, stencil)[0]
     return sampled
 
 
@@ -163,13 +151,12 @@ class _SampleVolume(OpFunction):
         with below_autograd():
             layout = _Layout(volume, grid)
             points = layout.points(grid)
-            return layout.values(stencil.gather((layout.source(volume),), points, None)), points
+            return layout.values(stencil.gather((layout.source(volume),), points)), points
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         volume, grid, ctx.stencil = inputs
         ctx.layout = _Layout(volume, grid)
-        ctx.shape = volume.shape
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(output[1])
         # Only the gradient in the points reads the volume. Otherwise it need not be kept alive.
@@ -186,10 +173,10 @@ class _SampleVolume(OpFunction):
         rows = layout.rows(grad)
         of_volume = of_grid = None
         if ctx.needs_input_grad[0]:
-            (summed,) = Splat.apply(rows, points, None, (layout.source_shape,), stencil)
+            (summed,) = Splat.apply(rows, points, (layout.source_shape,), stencil)
             of_volume = layout.volume(summed)
         if ctx.needs_input_grad[1]:
-            gradient = PointGradient.apply(rows, layout.source(volume), points, None, stencil)
+            gradient = PointGradient.apply(rows, layout.source(volume), points, stencil)
             of_grid = layout.grid(gradient)
         return of_volume, of_grid, None
 

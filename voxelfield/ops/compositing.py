@@ -7,8 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from voxelfield.foundation.autograd import MaybeTensor
-from voxelfield.foundation.checks import check_tensor
-from voxelfield.ops._light import CompositeSamples, RayLight, check_samples, per_sample, run, run_eagerly
+from voxelfield.ops._compositing import composite_packed, int64_offsets, light_packed, per_sample
 from voxelfield.ops._packing import pack_equal_rays
 from voxelfield.ops.ray_sums import widen
 
@@ -93,14 +92,10 @@ def composite(
         packed = pack_equal_rays("density", density, rgb=rgb, t=t, dt=dt)
         result = composite(*packed, min_transmittance=min_transmittance, distortion=distortion)
         return result._replace(weights=result.weights.view(density.shape))
-    lengths = per_sample(dt, density)
-    tensors = density, rgb, t, lengths
-    results = run_eagerly(CompositeSamples, tensors, *tensors, ray_offsets, min_transmittance, distortion)
-    if results is not None:
-        return _named(results, distortion)
-    ray_offsets = check_samples("density", density, ray_offsets, min_transmittance, rgb=rgb, t=t, dt=lengths)
-    inputs = (widen(density), widen(rgb), widen(t), widen(lengths), ray_offsets, min_transmittance, distortion)
-    return _named(run("composite", CompositeSamples, *inputs), distortion)
+    lengths = widen(per_sample(dt, density))
+    offsets = int64_offsets(ray_offsets, "density", density)
+    samples = widen(density), widen(rgb), widen(t), lengths, offsets
+    return _named(composite_packed(*samples, min_transmittance, distortion), distortion)
 
 
 def composite_alphas(
@@ -136,13 +131,8 @@ def composite_alphas(
         packed = pack_equal_rays("alpha", alpha, rgb=rgb, t=t)
         result = composite_alphas(*packed, min_transmittance=min_transmittance)
         return result._replace(weights=result.weights.view(alpha.shape))
-    tensors = alpha, rgb, t
-    results = run_eagerly(CompositeSamples, tensors, *tensors, None, ray_offsets, min_transmittance, False)
-    if results is not None:
-        return _named(results, False)
-    ray_offsets = check_samples("alpha", alpha, ray_offsets, min_transmittance, rgb=rgb, t=t)
-    inputs = (widen(alpha), widen(rgb), widen(t), None, ray_offsets, min_transmittance, False)
-    return _named(run("composite", CompositeSamples, *inputs), False)
+    samples = widen(alpha), widen(rgb), widen(t), None, int64_offsets(ray_offsets, "alpha", alpha)
+    return _named(composite_packed(*samples, min_transmittance, False), False)
 
 
 def ray_weights(
@@ -236,10 +226,7 @@ def _light_of_density(
         packed, dt, ray_offsets = pack_equal_rays("density", density, dt=dt)
         light = _light_of_density(packed, dt, ray_offsets, min_transmittance, transmittance=transmittance)
         return light.view(density.shape)
-    lengths = per_sample(dt, density)
-    if lengths is None:  # otherwise the densities would be taken for alphas
-        check_tensor("dt", dt, ("M",))
-    return _light(density, lengths, ray_offsets, min_transmittance, transmittance=transmittance)
+    return _light(density, per_sample(dt, density), ray_offsets, min_transmittance, transmittance=transmittance)
 
 
 def _light(
@@ -248,14 +235,6 @@ def _light(
     if ray_offsets is None:
         alpha, ray_offsets = pack_equal_rays("alpha", values)
         return _light(alpha, dt, ray_offsets, min_transmittance, transmittance=transmittance).view(values.shape)
-    tensors = (values,) if dt is None else (values, dt)
-    light: Tensor | None = run_eagerly(RayLight, tensors, values, dt, ray_offsets, min_transmittance, transmittance)
-    if light is not None:
-        return light
-    if dt is None:
-        ray_offsets = check_samples("alpha", values, ray_offsets, min_transmittance)
-    else:
-        ray_offsets = check_samples("density", values, ray_offsets, min_transmittance, dt=dt)
-        dt = widen(dt)
-    light = run("ray_light", RayLight, widen(values), dt, ray_offsets, min_transmittance, transmittance)
+    samples = widen(values), widen(dt), int64_offsets(ray_offsets, "alpha" if dt is None else "density", values)
+    light: Tensor = light_packed(*samples, min_transmittance, transmittance)
     return light

@@ -7,9 +7,9 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from voxelfield.foundation.checks import check_tensor, coordinate_dtype
+from voxelfield.foundation.checks import coordinate_dtype
 from voxelfield.foundation.errors import ArgumentValueError
-from voxelfield.ops._grids import Mode, Padding, sample_eagerly, sample_grids, shared_grid
+from voxelfield.ops._grids import Mode, Padding, sample_grids, shared_grid
 
 
 @overload
@@ -93,21 +93,13 @@ def sample_trilinear(
         An infinite feature yields NaN rather than infinity where its vertex also replaces a missing neighbour: at the
         last face of the grid, and with ``mode="nearest"``.
     """
-    if isinstance(grid, Tensor) and grid.dim() == 4:  # in the common case, nothing has to be prepared
-        sampled = sample_eagerly((grid,), points, False, padding, align_corners, mode, with_gradient)
-        if sampled is not None:
-            return sampled
     source, rows = grid, points
     if isinstance(grid, Tensor) and isinstance(points, Tensor) and grid.dim() in (4, 5):
         source, rows = _as_rows(grid, points)
-    sampled = sample_eagerly((source,), rows, False, padding, align_corners, mode, with_gradient)
-    if sampled is None:
-        batched = isinstance(source, Tensor) and source.dim() == 5
-        check_tensor("grid", source, ("B", "X", "Y", "Z", "C") if batched else ("X", "Y", "Z", "C"))
-        sampled = sample_grids(["grid"], [source], rows, False, padding, align_corners, mode, with_gradient)
-    lead = points.shape[:-1]
-    if rows.shape[:-1] == lead:
+    sampled = sample_grids("grid", (source,), rows, False, padding, align_corners, mode, with_gradient)
+    if rows is points or rows.shape[:-1] == points.shape[:-1]:
         return sampled
+    lead = points.shape[:-1]
     if isinstance(sampled, Tensor):
         return sampled.view(*lead, sampled.shape[-1])
     values, gradient = sampled
@@ -116,6 +108,9 @@ def sample_trilinear(
 
 def _as_rows(grid: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
     """Returns kernel inputs: points as (N, 3), or (B, N, 3) for a batch, and one grid if a batch repeats it."""
+    wide = coordinate_dtype(grid.dtype)
+    if grid.dim() == 4 and points.dim() == 2 and points.dtype == wide and points.shape[1] == 3:
+        return grid, points  # the common case, in which nothing is to be prepared
     batch = grid.shape[:-4]
     count = len(batch)
     if points.dim() <= count or points.shape[-1] != 3 or points.shape[:count] != batch:
@@ -123,7 +118,6 @@ def _as_rows(grid: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
         raise ArgumentValueError(
             f"points must have shape ({wanted}) for grid of shape {tuple(grid.shape)}, got {tuple(points.shape)}"
         )
-    wide = coordinate_dtype(grid.dtype)
     if points.dtype != wide and points.dtype in (torch.float32, torch.float64):
         points = points.to(wide)
     if not grid.dtype.is_floating_point:

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield import _library
-from voxelfield.foundation.autograd import hold_constant
 from voxelfield.foundation.checks import (
     check_at_least_one,
     check_field,
@@ -18,7 +16,7 @@ from voxelfield.foundation.checks import (
     check_rays,
 )
 from voxelfield.ops._packing import PackedSamples, check_capacity
-from voxelfield.ops._registration import fake
+from voxelfield.ops._table import declare
 
 
 class LevelIntervals(NamedTuple):
@@ -90,7 +88,7 @@ def march_levels(
         kept = (ray_offsets[1:] <= capacity).sum(dim=0, keepdim=True)
         ray_offsets = torch.minimum(ray_offsets, ray_offsets.gather(0, kept))
     rows = int(ray_offsets[-1]) if capacity is None else capacity
-    begins, ends, ray_index = torch.ops.voxelfield.place_level_intervals(*walk, ray_offsets, rows)
+    begins, ends, ray_index = _place_level_intervals(*walk, ray_offsets, rows)
     spare = torch.arange(rows, device=ray_offsets.device) >= ray_offsets[-1]
     t = ((begins + ends) / 2).masked_fill(spare, 0)
     dt = (ends - begins).masked_fill(spare, 0)
@@ -131,7 +129,7 @@ def level_intervals(
     rays = (origins, directions, near, far)
     walk, counts, stops = _count_intervals(rays, occupied, aabbs, step, cone_angle, max_count)
     ray_offsets = F.pad(counts.cumsum(0), (1, 0))
-    begins, ends, ray_index = torch.ops.voxelfield.place_level_intervals(*walk, ray_offsets, int(ray_offsets[-1]))
+    begins, ends, ray_index = _place_level_intervals(*walk, ray_offsets, int(ray_offsets[-1]))
     return LevelIntervals(begins, ends, ray_index, ray_offsets, stops)
 
 
@@ -149,24 +147,22 @@ def _count_intervals(
     check_not_negative("cone_angle", cone_angle)
     if max_count is not None:
         check_at_least_one("max_count", max_count)
-    named = {"origins": origins, "directions": directions, "near": near, "far": far}
-    origins, directions, near, far, aabbs = hold_constant("march_levels", **named, aabbs=aabbs)
-    _library.ensure_loaded(origins.device.type)
     limit = max_count if max_count is not None else _NO_LIMIT
     walk = (origins, directions, near, far, occupied, aabbs, float(step), float(cone_angle), limit)
-    counts, stops = torch.ops.voxelfield.count_level_intervals(*walk)
+    counts, stops = _count_level_intervals(*walk)
     return walk, counts, stops
 
 
 _NO_LIMIT = (1 << 63) - 1
 
 
-@fake("count_level_intervals")
-def _(origins: Tensor, directions: Tensor, near: Tensor, *walk: Any) -> tuple[Tensor, Tensor]:
+def _counts(near: Tensor) -> tuple[Tensor, Tensor]:
     return near.new_empty(near.shape, dtype=torch.int64), near.new_empty(near.shape)
 
 
-@fake("place_level_intervals")
-def _(origins: Tensor, directions: Tensor, near: Tensor, *walk: Any) -> tuple[Tensor, Tensor, Tensor]:
-    samples = walk[-1]
+def _intervals(near: Tensor, samples: int) -> tuple[Tensor, Tensor, Tensor]:
     return near.new_empty(samples), near.new_empty(samples), near.new_empty(samples, dtype=torch.int64)
+
+
+_count_level_intervals = declare("count_level_intervals", _counts, public="march_levels")
+_place_level_intervals = declare("place_level_intervals", _intervals, public="march_levels")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from voxelfield import _library
 from voxelfield.foundation import constants
-from voxelfield.foundation.autograd import hold_constant
 from voxelfield.foundation.checks import (
     check_dtype,
     check_float32,
@@ -19,7 +17,7 @@ from voxelfield.foundation.checks import (
     check_tensor,
 )
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
-from voxelfield.ops._registration import fake
+from voxelfield.ops._table import declare
 
 # With fewer threads than this, memory latency dominates on a GPU, so each ray is split into segments that are marched
 # in parallel.
@@ -56,9 +54,8 @@ def pack_occupancy(occupied: Tensor) -> OccupancyBits:
     check_dtype("occupied", occupied, (torch.bool,))
     if occupied.numel() == 0:
         raise ValueError(f"occupied must have at least one cell, got shape {tuple(occupied.shape)}")
-    _library.ensure_loaded(occupied.device.type)
     x, y, z = occupied.shape
-    return OccupancyBits(torch.ops.voxelfield.pack_occupancy(occupied), (x, y, z))
+    return OccupancyBits(_pack_occupancy(occupied), (x, y, z))
 
 
 def march_rays(
@@ -110,14 +107,11 @@ def march_rays(
     check_same_device("occupied", bits.words, "origins", origins)
     check_step(step)
     check_capacity(capacity)
-    rays = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset}
-    origins, directions, near, far, offset, aabb = hold_constant("march_rays", **rays, aabb=aabb)
-    _library.ensure_loaded(origins.device.type)
     segments_per_ray = _segments_per_ray(origins.shape[0], origins.device)
     walk = (origins, directions, near, far, offset, bits.words, bits.resolution, aabb, step, segments_per_ray)
-    counts, step_ranges, sums = torch.ops.voxelfield.count_ray_samples(*walk)
+    counts, step_ranges, sums = _count_ray_samples(*walk)
     rows = int(sums.sum()) if capacity is None else capacity
-    return PackedSamples(*torch.ops.voxelfield.place_ray_samples(*walk, counts, step_ranges, sums, rows))
+    return PackedSamples(*_place_ray_samples(*walk, counts, step_ranges, sums, rows))
 
 
 def check_bits(bits: OccupancyBits) -> None:
@@ -137,14 +131,12 @@ def _segments_per_ray(rays: int, device: torch.device) -> int:
     return segments
 
 
-@fake("pack_occupancy")
-def _(occupied: Tensor) -> Tensor:
+def _words(occupied: Tensor) -> Tensor:
     return occupied.new_empty([-(-cells // constants.BRICK_CELLS) for cells in occupied.shape], dtype=torch.int64)
 
 
-@fake("count_ray_samples")
-def _(origins: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    rays, segments_per_ray = origins.shape[0], rest[-1]
+def _counts(origins: Tensor, segments_per_ray: int) -> tuple[Tensor, Tensor, Tensor]:
+    rays = origins.shape[0]
     segments = rays * segments_per_ray
     return (
         origins.new_empty(segments, dtype=torch.int32),
@@ -153,4 +145,10 @@ def _(origins: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-fake("place_ray_samples")(lambda origins, *rest: empty_samples(origins, origins.shape[0], rest[-1]))
+_pack_occupancy = declare("pack_occupancy", _words)
+_count_ray_samples = declare("count_ray_samples", _counts, public="march_rays")
+_place_ray_samples = declare(
+    "place_ray_samples",
+    lambda origins, capacity: empty_samples(origins, origins.shape[0], capacity),
+    public="march_rays",
+)

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import unwrap_dead_wrappers
 
-from voxelfield import _library
 from voxelfield.foundation import constants
-from voxelfield.foundation.autograd import (
-    MaybeTensor,
-    OpFunction,
-    below_autograd,
-    last_derivative,
-    needs_long_path,
-    refuse_jvp,
-    refuse_vmap,
-    traces_ops,
-)
+from voxelfield.foundation.autograd import MaybeTensor
 from voxelfield.foundation.checks import FLOATING, check_dtype, check_same_device, check_tensor, coordinate_dtype
-from voxelfield.foundation.errors import EXPLAINED_LATER, ArgumentTypeError, ArgumentValueError, stop_if_out_of_memory
-from voxelfield.ops._registration import fake, register_autograd
+from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
+from voxelfield.ops._table import declare
 
 
 def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None) -> Tensor:
@@ -64,44 +52,21 @@ def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None
         NotImplementedError: A second derivative is requested.
         RuntimeError: On CUDA, there are more than 2^30 rows.
     """
-    if not needs_long_path() and isinstance(input, Tensor) and input.is_cuda:
-        try:
-            return _run_on_cuda(input, weights, count)
-        except EXPLAINED_LATER as error:
-            stop_if_out_of_memory(error, input=input)
+    if isinstance(weights, Tensor) or not isinstance(weights, Sequence):
+        raise ArgumentTypeError(f"weights must be a sequence of torch.Tensors, got {type(weights).__name__}")
+    result: Tensor = _mlp(input, list(weights), count)
+    return result
+
+
+def _check(input: Tensor, weights: list[Tensor], count: MaybeTensor) -> None:
     check_tensor("input", input, ("N", "in"))
     if input.is_cuda:
         check_dtype("input", input, (torch.float16,), " on CUDA (torch.nn.functional.linear runs other dtypes there)")
-    else:
-        check_dtype("input", input, FLOATING)
-    _check_weights(input, weights)
+    check_dtype("input", input, FLOATING)
     if count is not None:
-        check_tensor("count", count, () if isinstance(count, Tensor) and count.dim() == 0 else (1,))
+        check_tensor("count", count, () if count.dim() == 0 else (1,))
         check_dtype("count", count, (torch.int32, torch.int64))
         check_same_device("count", count, "input", input)
-    _library.ensure_loaded(input.device.type)
-    if traces_ops():
-        result: Tensor = torch.ops.voxelfield.mlp.default(input, list(weights), count)
-    else:
-        result = _MLP.apply(*unwrap_dead_wrappers((input, count, *weights)))
-    return result
-
-
-def _run_on_cuda(input: Tensor, weights: Sequence[Tensor], count: MaybeTensor) -> Tensor:
-    """Runs the op with little host overhead: without the checks in Python, which the raw op repeats anyway."""
-    if count is not None and count.dim() > 1:
-        raise ArgumentValueError("count must be a single number")
-    if torch.is_grad_enabled() and (input.requires_grad or any(weight.requires_grad for weight in weights)):
-        result: Tensor = _MLP.record(input, count, *weights)
-    else:
-        with below_autograd():
-            result = torch.ops.voxelfield.mlp.default(input, weights, count)
-    return result
-
-
-def _check_weights(input: Tensor, weights: Sequence[Tensor]) -> None:
-    if isinstance(weights, Tensor) or not isinstance(weights, Sequence):
-        raise ArgumentTypeError(f"weights must be a sequence of torch.Tensors, got {type(weights).__name__}")
     if not 2 <= len(weights) <= constants.MAX_LAYERS:
         raise ArgumentValueError(f"weights must be 2 to {constants.MAX_LAYERS} tensors, got {len(weights)}")
     names = [f"weights[{layer}]" for layer in range(len(weights))]
@@ -122,63 +87,18 @@ def _check_weights(input: Tensor, weights: Sequence[Tensor]) -> None:
         columns = weight.shape[0]
 
 
-class _MLP(OpFunction):
-    """The op as an autograd Function, applied to ``(input, count, *weights)``."""
-
-    @staticmethod
-    def forward(input: Tensor, count: MaybeTensor, *weights: Tensor) -> Tensor:
-        with below_autograd():
-            result: Tensor = torch.ops.voxelfield.mlp.default(input, weights, count)
-        return result
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[MaybeTensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[MaybeTensor, ...]:
-        input, count, *weights = ctx.saved_tensors
-        grad_input, *sums = _MLPBackward.apply(grad, input, count, *weights)
-        return (
-            grad_input,
-            None,
-            *(s if s.dtype == w.dtype else s.to(w.dtype) for s, w in zip(sums, weights, strict=True)),
-        )
-
-    jvp = refuse_jvp("mlp")
-    vmap = refuse_vmap("mlp", "call it once with the rows of all calls")
-
-
-def _run_backward(grad: Tensor, input: Tensor, count: MaybeTensor, *weights: Tensor) -> tuple[Tensor, ...]:
-    with below_autograd():
-        grad_input, sums = torch.ops.voxelfield.mlp_backward.default(grad, input, weights, count)
-    return grad_input, *sums
-
-
-# The gradients in ``input`` and ``weights``, applied to ``(grad, input, count, *weights)``.
-_MLPBackward = last_derivative(
-    "mlp_backward", "mlp is differentiable once; a second derivative was asked for", _run_backward
-)
-
-
-@fake("mlp")
-def _(input: Tensor, weights: list[Tensor], count: MaybeTensor) -> Tensor:
-    _check_weights(input, weights)  # as the kernels do
-    return input.new_empty(input.shape[0], weights[-1].shape[0])
-
-
-@fake("mlp_backward")
-def _(grad_output: Tensor, input: Tensor, weights: list[Tensor], count: MaybeTensor) -> tuple[Tensor, list[Tensor]]:
+def _backward_results(input: Tensor, weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     sums = [weight.new_empty(weight.shape, dtype=coordinate_dtype(input.dtype)) for weight in weights]
     return input.new_empty(input.shape), sums
 
 
-def _differentiable_backward(
-    grad_output: Tensor, input: Tensor, weights: list[Tensor], count: MaybeTensor
-) -> tuple[Tensor, list[Tensor]]:
-    grad_input, *sums = _MLPBackward.apply(grad_output, input, count, *weights)
-    return grad_input, sums
-
-
-register_autograd("mlp", lambda input, weights, count: _MLP.apply(input, count, *weights))
-register_autograd("mlp_backward", _differentiable_backward)
+_mlp = declare(
+    "mlp",
+    lambda input, weights: input.new_empty(input.shape[0], weights[-1].shape[0]),
+    check=_check,
+    gradients=lambda backward: backward(),
+    differentiable=("input", "weights"),
+)
+_mlp_backward = declare(
+    "mlp_backward", _backward_results, refusal="mlp is differentiable once; a second derivative was asked for"
+)

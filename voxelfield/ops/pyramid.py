@@ -8,9 +8,9 @@ from typing import Literal, overload
 from torch import Tensor
 
 from voxelfield.foundation import constants
-from voxelfield.foundation.checks import check_choice, check_tensor
+from voxelfield.foundation.checks import check_choice
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
-from voxelfield.ops._grids import Mode, Padding, sample_eagerly, sample_grids
+from voxelfield.ops._grids import Mode, Padding, sample_grids
 
 Reduction = Literal["concat", "sum"]
 REDUCTIONS: tuple[str, ...] = ("concat", "sum")
@@ -75,22 +75,9 @@ def sample_pyramid(
             or no grids, or an option is unknown.
         NotImplementedError: A third derivative is requested, or a second one with ``with_gradient``.
     """
-    if isinstance(reduce, str) and reduce in REDUCTIONS and isinstance(grids, (list, tuple)):
-        sampled = sample_eagerly(grids, points, reduce == "sum", padding, align_corners, mode, with_gradient)
-        if sampled is not None:
-            return sampled
     if isinstance(grids, Tensor) or not isinstance(grids, Sequence):
         raise ArgumentTypeError(f"grids must be a sequence of torch.Tensors, got {type(grids).__name__}")
     if not 1 <= len(grids) <= constants.MAX_LEVELS:
         raise ArgumentValueError(f"grids must be 1 to {constants.MAX_LEVELS} tensors, got {len(grids)}")
     check_choice("reduce", reduce, REDUCTIONS)
-    names = [f"grids[{level}]" for level in range(len(grids))]
-    batched = isinstance(grids[0], Tensor) and grids[0].dim() == 5
-    add = reduce == "sum"
-    channels: int | str = "C"
-    for name, grid in zip(names, grids, strict=True):
-        lead = (grids[0].shape[0],) if batched else ()
-        check_tensor(name, grid, (*lead, "X", "Y", "Z", channels))
-        if add:
-            channels = grid.shape[-1]
-    return sample_grids(names, grids, points, add, padding, align_corners, mode, with_gradient)
+    return sample_grids("grids", grids, points, reduce == "sum", padding, align_corners, mode, with_gradient)

@@ -6,12 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from voxelfield import _library
-from voxelfield.foundation.autograd import MaybeTensor, below_autograd, run_raw
+from voxelfield.foundation.autograd import MaybeTensor, OpFunction
 from voxelfield.foundation.checks import FLOATING, check_dtype, check_ray_offsets, check_same_device, check_tensor
-from voxelfield.ops._registration import fake, register_autograd
+from voxelfield.ops._table import declare, run_raw
 
 
 def sum_along_rays(values: Tensor, ray_offsets: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -128,7 +126,7 @@ def _scan_values(values: Tensor, ray_offsets: Tensor, form: int, *, product: boo
 
 
 def _checked_rows(values: Tensor, ray_offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """Checks the arguments of a public function and loads its kernels.
+    """Checks the arguments of a public function.
 
     Returns:
         The values as (M, C), widened if they are 16-bit, and the offsets as int64.
@@ -138,21 +136,16 @@ def _checked_rows(values: Tensor, ray_offsets: Tensor) -> tuple[Tensor, Tensor]:
     check_tensor("values", values, ("M",) if values.dim() == 1 else ("M", "C"))
     check_dtype("values", values, FLOATING)
     ray_offsets = check_ray_offsets(ray_offsets, values.shape[0], "values", values)
-    _library.ensure_loaded(values.device.type)
     rows = widen(values)
     return rows[:, None] if rows.dim() == 1 else rows, ray_offsets
 
 
-def widen(x: Tensor) -> Tensor:
-    """Returns 16-bit numbers as float32, and others as they are."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+def widen(x: Any) -> Any:
+    """Returns 16-bit numbers as float32, and anything else as it is."""
+    return x.float() if isinstance(x, Tensor) and x.dtype in _NARROW else x
 
 
-def total(values: Tensor, ray_offsets: Tensor) -> Tensor:
-    """Returns the sum (R, C) of each ray's rows of (M, C)."""
-    run = torch.ops.voxelfield.sum_along_rays.default if torch.compiler.is_compiling() else _Total.apply
-    sums: Tensor = run(values, ray_offsets)
-    return sums
+_NARROW = (torch.float16, torch.bfloat16)
 
 
 # The forms of a scan, as in extension/volume/ray_sums_ops.h.
@@ -175,22 +168,11 @@ def scan(values: MaybeTensor, factors: MaybeTensor, ray_offsets: Tensor, form: i
     Returns:
         (M, C); zeros for rows of no ray.
     """
-    scanned: Tensor
-    if torch.compiler.is_compiling():
-        scanned = torch.ops.voxelfield.scan_along_rays.default(values, factors, ray_offsets, form, reverse)
-    else:
-        scanned = _Scan.apply(values, ray_offsets, factors, form, reverse)
+    scanned: Tensor = _scan_along_rays(values, factors, ray_offsets, form, reverse)
     return scanned
 
 
-def spread(values: Tensor, ray_offsets: Tensor, samples: int) -> Tensor:
-    """Returns for each sample its ray's row of (R, C); zeros for samples of no ray."""
-    run = torch.ops.voxelfield.spread_along_rays.default if torch.compiler.is_compiling() else _Spread.apply
-    rows: Tensor = run(values, ray_offsets, samples)
-    return rows
-
-
-class _AlongRays(Function):
+class _AlongRays(OpFunction):
     """An op that is linear in values (N, C) and independent per column: a mapped dimension becomes more columns."""
 
     @staticmethod
@@ -239,18 +221,14 @@ class _Spread(_AlongRays):
         return spread(tangent, ray_offsets, ctx.samples)
 
 
-class _Scan(Function):
-    """:func:`scan`, applied to ``(values, ray_offsets, factors, form, reverse)``: its derivatives are scans."""
+class _Scan(OpFunction):
+    """:func:`scan` as a Function: its derivatives are scans."""
 
-    @staticmethod
-    def forward(values: MaybeTensor, ray_offsets: Tensor, factors: MaybeTensor, form: int, reverse: bool) -> Tensor:
-        with below_autograd():
-            scanned: Tensor = torch.ops.voxelfield.scan_along_rays.default(values, factors, ray_offsets, form, reverse)
-        return scanned
+    forward = run_raw("scan_along_rays")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        values, ray_offsets, factors, ctx.form, ctx.reverse = inputs
+        values, factors, ray_offsets, ctx.form, ctx.reverse = inputs
         ctx.set_materialize_grads(False)
         # Of a sum, only the shape matters.
         saved = ray_offsets, factors, None if factors is None else values
@@ -267,17 +245,17 @@ class _Scan(Function):
         if factors is None:
             return of_values, None, None, None, None
         of_factors = None
-        if ctx.needs_input_grad[2]:
+        if ctx.needs_input_grad[1]:
             # Each factor is multiplied by the y of the sample before it, or in the transposed form by its own.
             if form == TRANSPOSED:
                 ahead = scan(grad, factors, ray_offsets, EXCLUSIVE, back)
                 of_factors = ahead * scan(values, factors, ray_offsets, TRANSPOSED, ctx.reverse)
             else:
                 of_factors = of_values * scan(values, factors, ray_offsets, EXCLUSIVE, ctx.reverse)
-        return of_values if ctx.needs_input_grad[0] else None, None, of_factors, None, None
+        return of_values if ctx.needs_input_grad[0] else None, of_factors, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, of_values: MaybeTensor, _: None, of_factors: MaybeTensor, *__: None) -> Tensor:
+    def jvp(ctx: Any, of_values: MaybeTensor, of_factors: MaybeTensor, *_: None) -> Tensor:
         ray_offsets, factors, values = ctx.saved_tensors
         form, reverse = ctx.form, ctx.reverse
         terms = [] if of_values is None else [scan(of_values, factors, ray_offsets, form, reverse)]
@@ -292,19 +270,19 @@ class _Scan(Function):
         info: Any,
         in_dims: tuple[Any, ...],
         values: MaybeTensor,
-        ray_offsets: Tensor,
         factors: MaybeTensor,
+        ray_offsets: Tensor,
         form: int,
         reverse: bool,
     ) -> tuple[Tensor, int]:
-        _refuse_mapped_offsets(in_dims[1])
+        _refuse_mapped_offsets(in_dims[2])
 
         def with_calls_last(x: MaybeTensor, mapped: int | None) -> MaybeTensor:
             if x is None:
                 return None
             return x[..., None].expand(*x.shape, info.batch_size) if mapped is None else x.movedim(mapped, 2)
 
-        given = with_calls_last(values, in_dims[0]), with_calls_last(factors, in_dims[2])
+        given = with_calls_last(values, in_dims[0]), with_calls_last(factors, in_dims[1])
         columns = [None if x is None else x.flatten(1) for x in given]
         scanned = scan(columns[0], columns[1], ray_offsets, form, reverse)
         shape = next(x.shape for x in given if x is not None)
@@ -321,25 +299,20 @@ def _refuse_mapped_offsets(mapped: int | None) -> None:
         )
 
 
-@fake("sum_along_rays")
-def _(values: Tensor, ray_offsets: Tensor) -> Tensor:
-    return values.new_empty(ray_offsets.shape[0] - 1, values.shape[1])
+def _like_given(values: MaybeTensor, factors: MaybeTensor) -> Tensor:
+    given = factors if values is None else values
+    assert given is not None, "values or factors must be given"
+    return given.new_empty(given.shape)
 
 
-@fake("scan_along_rays")
-def _(values: MaybeTensor, factors: MaybeTensor, ray_offsets: Tensor, form: int, reverse: bool) -> Tensor:
-    like = factors if values is None else values
-    assert like is not None, "values or factors must be given"
-    return like.new_empty(like.shape)
-
-
-@fake("spread_along_rays")
-def _(values: Tensor, ray_offsets: Tensor, samples: int) -> Tensor:
-    return values.new_empty(samples, values.shape[1])
-
-
-register_autograd("sum_along_rays", _Total.apply)
-register_autograd(
-    "scan_along_rays", lambda values, factors, ray_offsets, *how: _Scan.apply(values, ray_offsets, factors, *how)
+total = declare(
+    "sum_along_rays",
+    lambda values, ray_offsets: values.new_empty(ray_offsets.shape[0] - 1, values.shape[1]),
+    formula=_Total.apply,
 )
-register_autograd("spread_along_rays", _Spread.apply)
+"""Returns the sum (R, C) of each ray's rows of (M, C), applied to ``(values, ray_offsets)``."""
+spread = declare(
+    "spread_along_rays", lambda values, samples: values.new_empty(samples, values.shape[1]), formula=_Spread.apply
+)
+"""Returns for each sample its ray's row of (R, C), applied to ``(values, ray_offsets, samples)``; zeros for others."""
+_scan_along_rays = declare("scan_along_rays", _like_given, formula=_Scan.apply)

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import unwrap_dead_wrappers
 
-from voxelfield import _library
-from voxelfield.foundation.autograd import (
-    OpFunction,
-    hold_constant,
-    last_derivative,
-    refuse_jvp,
-    refuse_vmap,
-    run_raw,
-    traces_ops,
-)
 from voxelfield.foundation.checks import (
     check_degree,
     check_dtype,
@@ -31,7 +21,7 @@ from voxelfield.foundation.checks import (
     lies_within,
 )
 from voxelfield.foundation.errors import shown
-from voxelfield.ops._registration import fake, register_autograd
+from voxelfield.ops._table import declare
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits, check_bits, pack_occupancy
 
@@ -134,15 +124,9 @@ def render_grid(
         raise ValueError(f"density_shift must be finite, got {shown(density_shift)}")
     check_fraction("min_transmittance", min_transmittance)
     check_fraction("min_weight", min_weight)
-    rays = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset}
-    fixed = {"aabb_occupancy": aabb_occupancy, "density": density, "aabb_grid": aabb_grid}
-    *walk, aabb_occupancy, density, aabb_grid = hold_constant("render_grid", **rays, **fixed)
-    _library.ensure_loaded(origins.device.type)
-    numbers = (step, degree, density_scale, density_shift, min_transmittance, min_weight)
-    arguments = (*walk, *cells, aabb_occupancy, grid, density, aabb_grid, *numbers)
-    if traces_ops():
-        return RenderedRays(*torch.ops.voxelfield.render_grid.default(*arguments))
-    return RenderedRays(*_RenderGrid.apply(*unwrap_dead_wrappers(arguments)))
+    rays = origins, directions, near, far, offset
+    numbers = step, degree, density_scale, density_shift, min_transmittance, min_weight
+    return RenderedRays(*_render_grid(*rays, *cells, aabb_occupancy, grid, density, aabb_grid, *numbers))
 
 
 def cells_to_walk(
@@ -197,50 +181,21 @@ def _alert_not_deterministic(device: torch.device) -> None:
     warnings.warn(message, stacklevel=2)
 
 
-class _RenderGrid(OpFunction):
-    """The op as an autograd Function, applied to the arguments of the raw op."""
-
-    forward = run_raw("render_grid")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *rays, occupied, ctx.resolution, aabb_occupancy, grid, density, aabb_grid = inputs[:11]
-        ctx.settings = inputs[11:]
-        ctx.own_density = density is not None
-        ctx.save_for_backward(*output, *rays, occupied, aabb_occupancy, grid, aabb_grid)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.own_density:
-            raise NotImplementedError("rendering with a density of its own has no derivative; leave density out")
-        d_grid = None
-        if ctx.needs_input_grad[8]:
-            _alert_not_deterministic(grads[0].device)
-            *saved, aabb_occupancy, grid, aabb_grid = ctx.saved_tensors
-            scene = (ctx.resolution, aabb_occupancy, grid, aabb_grid, *ctx.settings)
-            d_grid = _RenderGridBackward.apply(*grads, *saved, *scene)
-        return *(None,) * 8, d_grid, *(None,) * 8
-
-    jvp = refuse_jvp("render_grid")
-    vmap = refuse_vmap("render_grid", "call it once with the rays of all calls")
+def _gradients(grad_rgb: Tensor, density: Tensor | None, backward: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    if density is not None:
+        raise NotImplementedError("rendering with a density of its own has no derivative; leave density out")
+    _alert_not_deterministic(grad_rgb.device)
+    return backward()
 
 
-_RenderGridBackward = last_derivative(
-    "render_grid_backward", "render_grid is differentiable once; a second derivative was asked for"
+_render_grid = declare(
+    "render_grid",
+    lambda origins: tuple(origins.new_empty(origins.shape[0], *shape) for shape in ((3,), (), ())),
+    gradients=_gradients,
+    differentiable=("grid",),
 )
-
-
-@fake("render_grid")
-def _(origins: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    rays = origins.shape[0]
-    return origins.new_empty(rays, 3), origins.new_empty(rays), origins.new_empty(rays)
-
-
-@fake("render_grid_backward")
-def _(*arguments: Any) -> Tensor:
-    grid: Tensor = arguments[14]
-    return grid.new_empty(grid.shape, dtype=torch.float32)
-
-
-register_autograd("render_grid", _RenderGrid.apply)
-register_autograd("render_grid_backward", _RenderGridBackward.apply)
+_render_grid_backward = declare(
+    "render_grid_backward",
+    lambda grid: grid.new_empty(grid.shape, dtype=torch.float32),
+    refusal="render_grid is differentiable once; a second derivative was asked for",
+)

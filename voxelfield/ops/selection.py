@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from voxelfield import _library
-from voxelfield.foundation.autograd import hold_constant
 from voxelfield.foundation.checks import check_dtype, check_float32, check_fraction, check_ray_offsets, check_tensor
-from voxelfield.ops._light import per_sample
+from voxelfield.ops._compositing import per_sample
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
-from voxelfield.ops._registration import fake
+from voxelfield.ops._table import declare
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 
 MIN_WEIGHT = 1e-4
@@ -66,22 +62,13 @@ def select_samples(
     ray_offsets = check_ray_offsets(ray_offsets, count, "density", density)
     check_fraction("min_transmittance", min_transmittance)
     check_fraction("min_weight", min_weight)
-    density, positions, t, lengths = hold_constant(
-        "select_samples", density=density, positions=positions, t=t, dt=lengths
-    )
     check_capacity(capacity)
-    _library.ensure_loaded(density.device.type)
-    with torch.no_grad():
-        kept, counts, sums = torch.ops.voxelfield.count_visible_samples(
-            density, lengths, ray_offsets, min_transmittance, min_weight
-        )
-        rows = int(sums.sum()) if capacity is None else capacity
-        packed = torch.ops.voxelfield.pack_visible_samples(positions, t, lengths, ray_offsets, kept, counts, sums, rows)
-    return PackedSamples(*packed)
+    kept, counts, sums = _count_visible_samples(density, lengths, ray_offsets, min_transmittance, min_weight)
+    rows = int(sums.sum()) if capacity is None else capacity
+    return PackedSamples(*_pack_visible_samples(positions, t, lengths, ray_offsets, kept, counts, sums, rows))
 
 
-@fake("count_visible_samples")
-def _(density: Tensor, dt: Tensor, ray_offsets: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _kept(density: Tensor, ray_offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rays = ray_offsets.shape[0] - 1
     return (
         density.new_empty(density.shape, dtype=torch.int32),
@@ -90,6 +77,9 @@ def _(density: Tensor, dt: Tensor, ray_offsets: Tensor, *_: Any) -> tuple[Tensor
     )
 
 
-@fake("pack_visible_samples")
-def _(positions: Tensor, t: Tensor, dt: Tensor, ray_offsets: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return empty_samples(t, ray_offsets.shape[0] - 1, rest[-1])
+_count_visible_samples = declare("count_visible_samples", _kept, public="select_samples")
+_pack_visible_samples = declare(
+    "pack_visible_samples",
+    lambda t, ray_offsets, capacity: empty_samples(t, ray_offsets.shape[0] - 1, capacity),
+    public="select_samples",
+)

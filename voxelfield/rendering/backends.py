@@ -16,9 +16,13 @@ from voxelfield.fields.field import Field, RadianceField, warp_of
 from voxelfield.foundation import constants
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.voxel_grid import VoxelGrid
-from voxelfield.ops._internal.render_baked_image import render_baked_image
-from voxelfield.ops._internal.render_grid_image import PackedSHGrid, render_grid_image
-from voxelfield.ops._internal.render_pyramid_image import pyramid_image_fits, render_pyramid_image
+from voxelfield.ops._internal.render_image import (
+    PackedSHGrid,
+    pyramid_image_fits,
+    render_baked_image,
+    render_grid_image,
+    render_pyramid_image,
+)
 from voxelfield.rendering.bricks import bake, can_bake
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings

@@ -174,6 +174,11 @@ def visible_samples(
             *_mapped(rays, warp),
             occupancy.empty_distance if rays.origins.is_cuda else occupancy.bits,
             occupancy.aabb,
+            density.levels,
+            density.aabb,
+            density.density_weights,
+            density_initial=density.density_initial,
+            blocks=density.blocks,
             step=settings.step,
             offset=rays.random() if jitter else None,
             min_transmittance=settings.min_transmittance,
@@ -181,7 +186,6 @@ def visible_samples(
             max_samples_per_ray=MAX_VISIBLE_PER_RAY,
             capacity=None if capacity is None else capacity.visible,
             boxes=nested_box_args(warp),
-            **vars(density),
         )
         return packed, None
     room = None if capacity is None else capacity.candidates

@@ -12,7 +12,7 @@ from voxelfield.fields.environment import Environment
 from voxelfield.fields.field import Field, warp_of
 from voxelfield.foundation.checks import check_at_least_one, check_choice, check_float32, check_same_device
 from voxelfield.foundation.errors import shown
-from voxelfield.ops._internal.pixel_colors import PIXEL_AVERAGING, pixel_colors
+from voxelfield.ops._internal.color import PIXEL_AVERAGING, pixel_colors
 from voxelfield.rendering.backends import BACKENDS, GenericBackend, ImageBackend, ImageSource, fastest_backend
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings

@@ -20,6 +20,7 @@ from voxelfield.datasets.measures import check_visible
 from voxelfield.datasets.poses import check_cameras_see, likely_mistake
 from voxelfield.datasets.scene import Scene
 from voxelfield.foundation.errors import shown
+from voxelfield.grids.boxes import length_unit
 from voxelfield.installed import config_folder
 from voxelfield.models.model_config import ModelConfig, known_models
 from voxelfield.rendering.cameras import fraction_through_box
@@ -93,7 +94,10 @@ def resolve(settings: RunConfig, scene: Scene, warp: Warp | None) -> ResolvedCon
     mistake = likely_mistake(cameras.viewing_poses())
     if mistake is not None:
         logger.warning("%s", mistake)
-    box = SceneConfig(scene.name, (tuple(low), tuple(high)))
+    corners = (tuple(low), tuple(high))
+    # The warp for cameras that all face the same way has a unit of its own.
+    own = length_unit(corners) if warp is None or not warp.is_forward_facing else 1.0
+    box = SceneConfig(scene.name, corners, unit=settings.scene.unit or own)
     settled = {"scene": box, "warp": WarpConfig.of(warp), "model": model, "trainer": trainer}
     return ResolvedConfig(**vars(settings) | settled)
 

@@ -334,11 +334,14 @@ class SceneConfig:
         name: Name of the scene's folder.
         aabb: Low and high corner of the box of interest, world units; None for the default of the scene's format.
         model: Number N of the COLMAP model ``sparse/N``, if a capture has several; None: the one with the most images.
+        unit: Length, in world units, that settings of densities, distortion and motions of cameras are measured in;
+            None: that of the box, :func:`voxelfield.grids.boxes.length_unit`. In the record of an earlier version: 1.
     """
 
     name: Annotated[str, Form(r".+", "the name of a folder")] = "lego"
     aabb: tuple[Corner, Corner] | None = ((-1.5, -1.5, -1.5), (1.5, 1.5, 1.5))
     model: Natural | None = None
+    unit: Positive | None = None
 
     def check(self, name: str) -> None:
         """Raises ValueError unless the box is finite and not empty."""

@@ -376,7 +376,8 @@ def untrained_model(config: RunConfig, device: torch.device | str) -> Model:
     if warp is not None:
         # As many cells per two units of warped coordinates.
         cells = [max(1, round(trainer.occupancy.resolution * extent / 2)) for extent in box_extent(box)]
-    field = config.model.build(aabb, trainer.resolutions, device)
+    unit = config.scene.unit or 1.0
+    field = config.model.in_unit(unit if warp is None else 1.0).build(aabb, trainer.resolutions, device)
     if warp is not None:
         if not isinstance(field, RadianceField):
             name, wanted = ("ndc", "false") if warp.is_forward_facing else ("boxes", 1)
@@ -386,7 +387,9 @@ def untrained_model(config: RunConfig, device: torch.device | str) -> Model:
         field.environment = Environment(device)
     with torch.device(device):
         occupancy = OccupancyGrid(cells, aabb)
-    return config.model.build_model(field, occupancy, trainer.sampling)
+    model = config.model.build_model(field, occupancy, trainer.sampling)
+    model.unit = unit
+    return model
 
 
 def restore_trained_model(

@@ -313,6 +313,9 @@ def _check_box(saved: RunConfig, present: RunConfig) -> None:
     if warp is None and saved.scene.aabb != present.scene.aabb:
         boxes = ([list(corner) for corner in config.scene.aabb or ()] for config in (saved, present))
         raise ValueError("scene.aabb must be that of the checkpoint, {}, got {}".format(*boxes))
+    units = [config.scene.unit or 1.0 for config in (saved, present)]
+    if units[0] != units[1] and (warp is None or present.camera.refines):
+        raise ValueError("scene.unit must be that of the checkpoint: set scene.unit={:g}, got {:g}".format(*units))
 
 
 def _check_components(checkpoint: Mapping[str, Any], components: Sequence[Component]) -> None:

@@ -87,7 +87,7 @@ class TrainingState:
         setup = TrainingSetup(
             trainer.stages,
             trainer.occupancy,
-            rendering_terms(trainer.loss),
+            rendering_terms(trainer.loss, self.model.unit if self.model.warp is None else 1.0),
             self.optimizers,
             pixels.cameras,
             # Wrong poses would make images carve away matter.

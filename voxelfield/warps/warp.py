@@ -64,7 +64,7 @@ class Warp(Protocol):
 
     @property
     def motion_unit(self) -> float:
-        """Unit of translations when cameras are refined, world units; 1 by default, for scenes of a few units."""
+        """Unit of translations when cameras are refined, world units times ``scene.unit``; 1 by default."""
         return 1.0
 
     @property

@@ -9,7 +9,6 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <optional>
 #include <vector>
 
 namespace voxelfield {
@@ -26,28 +25,26 @@ auto find_operator(const char* name) {
 }
 
 inline at::Tensor sample(at::TensorList grids, const at::Tensor& points, Padding padding, bool align_corners) {
-  using Signature =
-      at::Tensor(at::TensorList, const at::Tensor&, const std::optional<at::Tensor>&, int64_t, bool, bool, bool, bool);
+  using Signature = at::Tensor(at::TensorList, const at::Tensor&, int64_t, bool, bool, bool, bool);
   static const auto op = find_operator<Signature>("voxelfield::sample_trilinear");
-  return op.call(grids, points, std::nullopt, static_cast<int64_t>(padding), align_corners, /*nearest=*/false,
+  return op.call(grids, points, static_cast<int64_t>(padding), align_corners, /*nearest=*/false,
                  /*sum=*/false, /*with_gradient=*/false);
 }
 
 inline at::Tensor splat(const at::Tensor& values, const at::Tensor& points, at::IntArrayRef size, Padding padding,
                         bool align_corners) {
-  using Signature = std::vector<at::Tensor>(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                                            at::IntArrayRef, int64_t, bool, bool, bool, bool, int64_t);
+  using Signature = std::vector<at::Tensor>(const at::Tensor&, const at::Tensor&, at::IntArrayRef, int64_t, bool, bool,
+                                            bool, bool, int64_t);
   static const auto op = find_operator<Signature>("voxelfield::splat_trilinear");
-  return op.call(values, points, std::nullopt, size, static_cast<int64_t>(padding), align_corners, /*nearest=*/false,
+  return op.call(values, points, size, static_cast<int64_t>(padding), align_corners, /*nearest=*/false,
                  /*sum=*/false, /*with_gradient=*/false, /*method=*/0)[0];
 }
 
 inline at::Tensor point_gradient(const at::Tensor& values, at::TensorList grids, const at::Tensor& points,
                                  Padding padding, bool align_corners) {
-  using Signature = at::Tensor(const at::Tensor&, at::TensorList, const at::Tensor&, const std::optional<at::Tensor>&,
-                               int64_t, bool, bool, bool, bool);
+  using Signature = at::Tensor(const at::Tensor&, at::TensorList, const at::Tensor&, int64_t, bool, bool, bool, bool);
   static const auto op = find_operator<Signature>("voxelfield::point_gradient_trilinear");
-  return op.call(values, grids, points, std::nullopt, static_cast<int64_t>(padding), align_corners, /*nearest=*/false,
+  return op.call(values, grids, points, static_cast<int64_t>(padding), align_corners, /*nearest=*/false,
                  /*sum=*/false, /*with_gradient=*/false);
 }
 

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from voxelfield import _library
 from voxelfield.foundation.checks import check_points
 from voxelfield.ops._grids import PADDINGS, Padding, known_stencil
-from voxelfield.ops._registration import fake
+from voxelfield.ops._table import declare
 from voxelfield.ops.pyramid import Reduction
 
 
@@ -56,21 +55,20 @@ def accumulate_trilinear_(
         raise ValueError(f"slabs must be one for each of {len(sums)} sums, got {len(slabs)}")
     points = check_points(points, (values.shape[0], 3), "values", values)
     add = reduce == "sum"
-    _library.ensure_loaded(values.device.type)
     if padding == "periodic" or (values.is_cuda and torch.are_deterministic_algorithms_enabled()):
         stencil = known_stencil(padding, bool(align_corners), "linear", add, False)
         of_grids = [(0, total.shape[0]) for total in sums] if slabs is None else slabs
         shapes = tuple((planes, *total.shape[1:]) for total, (_, planes) in zip(sums, of_grids, strict=True))
         columns = sums[0].shape[-1] if add else sum(total.shape[-1] for total in sums)
         own = values.narrow(1, column, columns)
-        fresh = stencil.splat(own.to(sums[0].dtype), points, None, shapes)
+        fresh = stencil.splat(own.to(sums[0].dtype), points, shapes)
         for total, part, (first, _) in zip(sums, fresh, of_grids, strict=True):
             total.add_(part.narrow(0, first, total.shape[0]))
     else:
         options = (PADDINGS[padding], bool(align_corners), False)
         for group in [slice(i, i + 1) for i in range(len(sums))] if add else [slice(None)]:
             numbers = [] if slabs is None else list(itertools.chain.from_iterable(slabs[group]))
-            torch.ops.voxelfield.accumulate_trilinear_(list(sums[group]), values, points, *options, numbers, column)
+            _accumulate_trilinear_(list(sums[group]), values, points, *options, numbers, column)
 
 
-fake("accumulate_trilinear_")(lambda *_: None)
+_accumulate_trilinear_ = declare("accumulate_trilinear_")

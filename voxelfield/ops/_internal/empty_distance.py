@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from voxelfield import _library
-from voxelfield.ops._registration import fake
+from voxelfield.ops._table import declare
 
 
-@torch.no_grad()
 def empty_distance(occupied: Tensor, max_distance: int = 32) -> Tensor:
     """Returns for each cell the distance in cells to the nearest occupied one, the largest along any axis.
 
@@ -23,11 +21,8 @@ def empty_distance(occupied: Tensor, max_distance: int = 32) -> Tensor:
     Returns:
         (X, Y, Z) uint8, 0 where occupied.
     """
-    _library.ensure_loaded(occupied.device.type)
-    distance: Tensor = torch.ops.voxelfield.empty_distance(occupied, max_distance)
+    distance: Tensor = _empty_distance(occupied, max_distance)
     return distance
 
 
-@fake("empty_distance")
-def _(occupied: Tensor, max_distance: int) -> Tensor:
-    return occupied.new_empty(occupied.shape, dtype=torch.uint8)
+_empty_distance = declare("empty_distance", lambda occupied: occupied.new_empty(occupied.shape, dtype=torch.uint8))

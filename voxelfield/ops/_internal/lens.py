@@ -7,9 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from voxelfield import _library
-from voxelfield.foundation.autograd import hold_constant
-from voxelfield.ops._registration import fake
+from voxelfield.ops._table import declare
 
 LENS_NUMBERS = 14
 """Length of the row of numbers by which ops know a lens (:attr:`voxelfield.rendering.lens.Lens.rows`)."""
@@ -33,9 +31,7 @@ def lens_rays(points: Tensor, lens: Tensor) -> Tensor:
     Returns:
         (N, 3) float32: right, down and forward, of any length.
     """
-    points, lens = hold_constant("lens_rays", points=points, lens=lens)
-    _library.ensure_loaded(points.device.type)
-    rays: Tensor = torch.ops.voxelfield.lens_rays(points, lens)
+    rays: Tensor = _lens_rays(points, lens)
     return rays
 
 
@@ -46,9 +42,7 @@ def lens_points(rays: Tensor, lens: Tensor) -> Tensor:
     distortion folds back. Such rays can be detected by applying :func:`lens_rays` to the result, which then gives a
     different ray.
     """
-    rays, lens = hold_constant("lens_points", rays=rays, lens=lens)
-    _library.ensure_loaded(rays.device.type)
-    points: Tensor = torch.ops.voxelfield.lens_points(rays, lens)
+    points: Tensor = _lens_points(rays, lens)
     return points
 
 
@@ -77,5 +71,5 @@ def sphere_points(rays: Tensor) -> Tensor:
     return torch.stack((torch.atan2(right, forward), torch.atan2(down, square.clamp(min=_TINY).sqrt())), dim=-1)
 
 
-fake("lens_rays")(lambda points, lens: points.new_empty(points.shape[0], 3))
-fake("lens_points")(lambda rays, lens: rays.new_empty(rays.shape[0], 2))
+_lens_rays = declare("lens_rays", lambda points: points.new_empty(points.shape[0], 3))
+_lens_points = declare("lens_points", lambda rays: rays.new_empty(rays.shape[0], 2))

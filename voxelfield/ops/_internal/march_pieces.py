@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from voxelfield import _library
 from voxelfield.foundation.autograd import hold_constant
 from voxelfield.foundation.checks import check_rays
 from voxelfield.ops._packing import PackedSamples
-from voxelfield.ops._registration import fake
+from voxelfield.ops._table import declare
 from voxelfield.ops.marching import OccupancyBits, march_rays
 
 
@@ -50,12 +48,9 @@ def march_pieces(
         ray from one piece to the next.
     """
     offset = check_rays(origins, directions, near, far, offset)
-    rays = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset}
-    origins, directions, near, far, offset, aabb = hold_constant("march_pieces", **rays, aabb=aabb)
-    _library.ensure_loaded(origins.device.type)
+    (aabb,) = hold_constant("march_pieces", aabb=aabb)
     pieces = pieces_of(boxes)
-    cut = torch.ops.voxelfield.cut_rays(origins, directions, near, far, offset, list(boxes), step)
-    origins, directions, near, far = cut
+    origins, directions, near, far = _cut_rays(origins, directions, near, far, offset, list(boxes), step)
     offset = offset.repeat_interleave(pieces)
     packed = march_rays(origins, directions, near, far, occupied, aabb, step, offset, capacity=capacity)
     offsets = packed.ray_offsets[::pieces].contiguous()
@@ -120,7 +115,9 @@ def pieces_of(boxes: Sequence[float]) -> int:
     return 2 * int(boxes[7]) - 1
 
 
-@fake("cut_rays")
-def _(origins: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    rows = origins.shape[0] * pieces_of(rest[-2])
+def _pieces(origins: Tensor, boxes: Sequence[float]) -> tuple[Tensor, ...]:
+    rows = origins.shape[0] * pieces_of(boxes)
     return tuple(origins.new_empty(shape) for shape in ((rows, 3), (rows, 3), (rows,), (rows,)))
+
+
+_cut_rays = declare("cut_rays", _pieces, public="march_pieces")

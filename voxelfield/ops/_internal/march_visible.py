@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from voxelfield import _library
-from voxelfield.foundation.autograd import hold_constant
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
-from voxelfield.ops._registration import fake
+from voxelfield.ops._table import declare
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits
 from voxelfield.ops.render_grid import cells_to_walk
@@ -20,7 +17,6 @@ from voxelfield.ops.selection import MIN_WEIGHT
 _UNLIMITED = 2**63 - 1
 
 
-@torch.no_grad()
 def march_visible(
     origins: Tensor,
     directions: Tensor,
@@ -73,12 +69,7 @@ def march_visible(
     if offset is None:
         offset = torch.full_like(near, 0.5)
     check_capacity(capacity)
-    rays = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset}
-    hold_constant("march_visible", **rays, aabb=aabb, aabb_occupancy=aabb_occupancy)
-    for name, several in (("levels", levels), ("density_weights", density_weights)):
-        hold_constant("march_visible", **{f"{name}[{i}]": x for i, x in enumerate(several)})
-    _library.ensure_loaded(origins.device.type)
-    slots, counts, sums = torch.ops.voxelfield.march_to_slots(
+    slots, counts, sums = _march_to_slots(
         origins,
         directions,
         near,
@@ -100,12 +91,11 @@ def march_visible(
     )
     rows = int(sums.sum()) if capacity is None else capacity
     walk = (origins, directions, near, far, offset)
-    return PackedSamples(*torch.ops.voxelfield.pack_slots(*walk, slots, counts, sums, step, list(boxes), rows))
+    return PackedSamples(*_pack_slots(*walk, slots, counts, sums, step, list(boxes), rows))
 
 
-@fake("march_to_slots")
-def _(origins: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    rays, max_samples_per_ray = origins.shape[0], rest[-3]
+def _slots(origins: Tensor, max_samples_per_ray: int) -> tuple[Tensor, Tensor, Tensor]:
+    rays = origins.shape[0]
     return (
         origins.new_empty(rays, max_samples_per_ray),
         origins.new_empty(rays, dtype=torch.int32),
@@ -113,4 +103,9 @@ def _(origins: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-fake("pack_slots")(lambda origins, *rest: empty_samples(origins, origins.shape[0], rest[-1]))
+_march_to_slots = declare("march_to_slots", _slots, public="march_visible")
+_pack_slots = declare(
+    "pack_slots",
+    lambda origins, capacity: empty_samples(origins, origins.shape[0], capacity),
+    public="march_visible",
+)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from voxelfield import _library
-from voxelfield.foundation.autograd import hold_constant
 from voxelfield.foundation.checks import check_index
-from voxelfield.ops._registration import fake
+from voxelfield.ops._table import declare
 
 
 class PixelBatch(NamedTuple):
@@ -59,16 +56,15 @@ def pixel_rays(
     Returns:
         R = P * supersampling**2 rays, pixel by pixel and row by row in each; and the pixels' colours. float32.
     """
-    constants = {"c2w": c2w, "intrinsics": intrinsics, "aabb": aabb, "lens": lens}
-    c2w, intrinsics, aabb, lens = hold_constant("pixel_rays", **constants)
     if images.numel() > 0:
         check_index("index", index, images.numel() // 4, f"for images of shape {tuple(images.shape)}")
-    _library.ensure_loaded(images.device.type)
-    return PixelBatch(*torch.ops.voxelfield.pixel_rays(images, index, c2w, intrinsics, lens, aabb, supersampling))
+    return PixelBatch(*_pixel_rays(images, index, c2w, intrinsics, lens, aabb, supersampling))
 
 
-@fake("pixel_rays")
-def _(images: Tensor, index: Tensor, c2w: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _results(index: Tensor, c2w: Tensor, supersampling: int) -> tuple[Tensor, ...]:
     pixels = index.shape[0]
-    rays = pixels * rest[-1] ** 2
+    rays = pixels * supersampling**2
     return tuple(c2w.new_empty(shape) for shape in ((rays, 3), (rays, 3), (rays,), (rays,), (pixels, 4)))
+
+
+_pixel_rays = declare("pixel_rays", _results)

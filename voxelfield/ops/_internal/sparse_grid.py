@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from voxelfield import _library
-from voxelfield.foundation.autograd import hold_constant
-from voxelfield.ops._registration import fake
+from voxelfield.ops._table import declare
 
 
 def atlas_coordinates(points: Tensor, blocks: Tensor, atlas: Sequence[int]) -> Tensor:
@@ -25,15 +22,11 @@ def atlas_coordinates(points: Tensor, blocks: Tensor, atlas: Sequence[int]) -> T
         (N, 3) float32 in the atlas's unit cube; NaN if the block is not stored or the point is not finite. Points stay
         a thousandth of a cell away from the faces of their block.
     """
-    (points,) = hold_constant("atlas_coordinates", points=points)
-    _library.ensure_loaded(points.device.type)
-    # The raw op and its kernels are named places_in_atlas.
-    coordinates: Tensor = torch.ops.voxelfield.places_in_atlas(points, blocks, list(atlas))
+    coordinates: Tensor = _atlas_coordinates(points, blocks, list(atlas))
     return coordinates
 
 
-@torch.no_grad()
-def share_copies_(sums: Tensor, copies: Tensor, begins: Tensor, touched: Tensor | None = None) -> None:
+def sum_duplicates_(sums: Tensor, copies: Tensor, begins: Tensor, touched: Tensor | None = None) -> None:
     """Replaces all copies of a vertex by their sum, in place.
 
     Args:
@@ -41,12 +34,11 @@ def share_copies_(sums: Tensor, copies: Tensor, begins: Tensor, touched: Tensor 
         copies: (M,) int32 indices of the copies in ``sums``, grouped by vertex.
         begins: (V + 1,) int32: where the group of each vertex begins in ``copies``, and M.
         touched: (K, 5) int32, contiguous: the table of the vertices of ``sums`` that are not zero, as
-            :func:`voxelfield.ops._internal.tiles.touched_vertices` writes it without ids. Only their groups are read,
+            :func:`voxelfield.ops._internal.optim.touched_vertices` writes it without ids. Only their groups are read,
             and all copies of these are added to the table. None reads all groups.
     """
-    _library.ensure_loaded(sums.device.type)
-    torch.ops.voxelfield.share_copies_(sums, copies, begins, touched)
+    _sum_duplicates_(sums, copies, begins, touched)
 
 
-fake("places_in_atlas")(lambda points, *_: torch.empty_like(points))
-fake("share_copies_")(lambda *_: None)
+_atlas_coordinates = declare("atlas_coordinates", lambda points: points.new_empty(points.shape))
+_sum_duplicates_ = declare("sum_duplicates_")

@@ -1,4 +1,4 @@
-"""The raw compositing ops of packed rays: checks, shapes under a compiler, derivatives."""
+"""The raw compositing ops of packed rays: shapes under a compiler, and derivatives."""
 
 from __future__ import annotations
 
@@ -6,100 +6,73 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import unwrap_dead_wrappers
-from torch.autograd import forward_ad
 
-from voxelfield import _library
-from voxelfield.foundation.autograd import (
-    MaybeTensor,
-    OpFunction,
-    below_autograd,
-    functorch_active,
-    last_derivative,
-    needs_long_path,
-    refuse_jvp,
-    run_raw,
-    traces_ops,
-)
+from voxelfield.foundation.autograd import MaybeTensor, OpFunction
 from voxelfield.foundation.checks import (
-    FLOATING,
     check_dtype,
     check_fraction,
+    check_order,
     check_ray_offsets,
     check_same_device,
     check_tensor,
     coordinate_dtype,
-    offsets_fit,
 )
-from voxelfield.foundation.errors import EXPLAINED_LATER, ArgumentValueError, stop_if_out_of_memory
-from voxelfield.ops._registration import fake, register_autograd
+from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
+from voxelfield.foundation.private_torch import below_autograd, forward_mode_level, functorch_active
+from voxelfield.ops._table import declare, run_raw
 from voxelfield.ops.ray_sums import EXCLUSIVE, scan, spread, total
-
-_SINGLE = (torch.float32, torch.float16, torch.bfloat16)
 
 Results = tuple[Tensor, ...]
 
 
-def check_samples(name: str, values: Tensor, ray_offsets: Tensor, min_transmittance: float, **others: Tensor) -> Tensor:
-    """Checks the samples passed to a public function, loads the kernels, and returns the offsets as int64."""
-    check_tensor(name, values, ("M",))
-    check_dtype(name, values, FLOATING)
-    wide = values.dtype == torch.float64
-    allowed, why = ((torch.float64,), f" as {name} is") if wide else (_SINGLE, f" for {name} that is not float64")
-    for other, x in others.items():
-        check_tensor(other, x, (values.shape[0], "C") if other == "rgb" else (values.shape[0],))
-        check_dtype(other, x, allowed, why)
-        check_same_device(other, x, name, values)
-        if other == "rgb" and x.shape[1] == 0:
-            raise ArgumentValueError("rgb must have at least one channel, got none")
-    ray_offsets = check_ray_offsets(ray_offsets, values.shape[0], name, values)
-    check_fraction("min_transmittance", min_transmittance)
-    _library.ensure_loaded(values.device.type)
+def int64_offsets(ray_offsets: Any, name: str, values: Any) -> Any:
+    """Returns offsets as int64 if they are int32; raises if they fall or leave the rows of ``values``, called ``name``.
+
+    That is for Python to look at, because kernels do not wait for the values. All else is left to the kernels.
+    """
+    if isinstance(ray_offsets, Tensor) and isinstance(values, Tensor) and ray_offsets.ndim == values.ndim == 1:
+        if ray_offsets.dtype is torch.int32:
+            ray_offsets = ray_offsets.long()
+        if ray_offsets.dtype is torch.int64:
+            check_order(ray_offsets, values.shape[0], name)
     return ray_offsets
 
 
-def _check_widened(density: Tensor, ray_offsets: Tensor, min_transmittance: float, **others: MaybeTensor) -> None:
-    """Repeats the checks of the kernels, which do not run on fake tensors."""
-    given = {name: x for name, x in others.items() if x is not None}
-    check_dtype("density", density, (torch.float32, torch.float64))
-    for name, x in given.items():
-        check_dtype(name, x, (density.dtype,), " as density is")
-    check_samples("density", density, ray_offsets, min_transmittance, **given)
+def _check_samples(
+    density: Tensor,
+    dt: MaybeTensor,
+    ray_offsets: Tensor,
+    min_transmittance: float,
+    rgb: MaybeTensor = None,
+    t: MaybeTensor = None,
+) -> None:
+    name = "alpha" if dt is None else "density"
+    check_tensor(name, density, ("M",))
+    check_dtype(name, density, (torch.float32, torch.float64))
+    why = f" as {name} is" if density.dtype == torch.float64 else f" for {name} that is not float64"
+    for other, x, shape in (("dt", dt, ()), ("rgb", rgb, ("C",)), ("t", t, ())):
+        if x is not None:
+            check_tensor(other, x, (density.shape[0], *shape))
+            check_dtype(other, x, (density.dtype,), why)
+            check_same_device(other, x, name, density)
+    if rgb is not None and rgb.shape[1] == 0:
+        raise ArgumentValueError("rgb must have at least one channel, got none")
+    check_ray_offsets(ray_offsets, density.shape[0], name, density)
+    check_fraction("min_transmittance", min_transmittance)
 
 
 def per_sample(dt: Any, density: Any) -> Any:
-    """Returns lengths (M,) if ``dt`` is one length for all samples of ``density``; anything else unchanged."""
-    if (isinstance(dt, Tensor) and dt.dim() > 0) or not isinstance(density, Tensor) or density.dim() != 1:
+    """Returns lengths (M,) if ``dt`` is one length for all samples of ``density``; raises if there is none."""
+    if dt is None:  # otherwise the densities would be taken for alphas
+        raise ArgumentTypeError("dt must be a torch.Tensor, got NoneType")
+    if isinstance(dt, Tensor) and dt.dim() > 0:
         return dt
+    check_tensor("density", density, ("M",))
     if isinstance(dt, Tensor):
         return dt.expand(density.shape)
     if isinstance(dt, int | float) and not isinstance(dt, bool):
         return torch.full_like(density, dt, dtype=coordinate_dtype(density.dtype), requires_grad=False)
     return dt
-
-
-def run_eagerly(function: type[OpFunction], tensors: tuple[Tensor, ...], *inputs: Any) -> Any:
-    """Runs an op in the common case; returns None if the slow path must handle the call or report an error.
-
-    Apart from the order of the offsets, which the raw op does not check, only the raw op checks arguments here: the
-    checks in Python would take longer than everything else on the host. ``tensors`` are the differentiable inputs;
-    the offsets are the third from the end of all ``inputs``.
-    """
-    if needs_long_path():
-        return None
-    try:
-        if tensors[0].numel() == 0:  # the raw op checks empty inputs less strictly
-            return None
-        if not offsets_fit(inputs[-3], tensors[0].shape[0]):
-            return None
-        if torch.is_grad_enabled():
-            for x in tensors:
-                if x.requires_grad:
-                    return function.record(*inputs)
-        return function.forward(*inputs)
-    except EXPLAINED_LATER as error:  # the slow path raises it again, with a better message
-        stop_if_out_of_memory(error)
-        return None
 
 
 class PackedFunction(OpFunction):
@@ -109,22 +82,15 @@ class PackedFunction(OpFunction):
     formulas take their place, because their parts can be differentiated any number of times.
     """
 
-    jvp = refuse_jvp("a raw op of compositing")
+    @classmethod
+    def apply_transformed(cls, *inputs: Any) -> Any:
+        """Applies the Function, or in forward mode its formula."""
+        return cls.formula(*inputs) if forward_mode_level() >= 0 else super().apply_transformed(*inputs)
 
     @staticmethod
     def formula(*inputs: Any) -> Any:
         """Computes the results from differentiable parts."""
         raise NotImplementedError
-
-
-def run(op: str, function: type[PackedFunction], *inputs: Any) -> Any:
-    """Runs a raw op, or its Function, on checked inputs in any situation."""
-    if traces_ops():
-        return getattr(torch.ops.voxelfield, op).default(*inputs)
-    inputs = unwrap_dead_wrappers(inputs)
-    if forward_ad._current_level >= 0:
-        return function.formula(*inputs)
-    return function.apply(*inputs)
 
 
 def _is_transformed() -> bool:
@@ -157,9 +123,7 @@ class RayLight(PackedFunction):
         else:
             of_lengths = ctx.needs_input_grad[1]
             with below_autograd():
-                gradient = torch.ops.voxelfield.ray_light_backward.default(
-                    grad, *samples, ctx.transmittance, of_lengths
-                )
+                gradient = _ray_light_backward.raw(grad, *samples, ctx.transmittance, of_lengths)
             gradients = gradient if of_lengths else (gradient, None)
         return *gradients, None, None, None
 
@@ -210,9 +174,7 @@ class CompositeSamples(PackedFunction):
         of_distances = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
         saved = ctx.saved_tensors  # which activation checkpointing computes, with autograd
         with below_autograd():
-            gradient, of_rgb = torch.ops.voxelfield.composite_backward.default(
-                *grads, *saved, ctx.min_transmittance, of_distances
-            )
+            gradient, of_rgb = _composite_backward.raw(*grads, *saved, ctx.min_transmittance, of_distances)
         if not of_distances:
             return gradient, of_rgb, None, None, None, None, None
         of_density, of_t, *of_dt = gradient
@@ -364,38 +326,7 @@ class _PackedCalls:
         return x.unflatten(0, (self.count, self.rays + 1))[:, :-1]
 
 
-_RayLightBackward = last_derivative(
-    "ray_light_backward",
-    "the raw op ray_light_backward has no derivative; ops.ray_weights has derivatives of any order",
-)
-_CompositeBackward = last_derivative(
-    "composite_backward", "the raw op composite_backward has no derivative; ops.composite has derivatives of any order"
-)
-
-
-@fake("ray_light")
-def _(density: Tensor, dt: MaybeTensor, ray_offsets: Tensor, min_transmittance: float, transmittance: bool) -> Tensor:
-    _check_widened(density, ray_offsets, min_transmittance, dt=dt)
-    return density.new_empty(density.shape)
-
-
-@fake("ray_light_backward")
-def _(grad: Tensor, density: Tensor, *rest: Any) -> Tensor:
-    of_lengths = rest[-1]
-    return density.new_empty((2, *density.shape) if of_lengths else density.shape)
-
-
-@fake("composite")
-def _(
-    density: Tensor,
-    rgb: Tensor,
-    t: Tensor,
-    dt: MaybeTensor,
-    ray_offsets: Tensor,
-    min_transmittance: float,
-    distortion: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    _check_widened(density, ray_offsets, min_transmittance, rgb=rgb, t=t, dt=dt)
+def _sums(density: Tensor, rgb: Tensor, dt: MaybeTensor, ray_offsets: Tensor, distortion: bool) -> Results:
     if distortion and dt is None:
         raise ArgumentValueError("dt must be given for distortion")
     rays = ray_offsets.shape[0] - 1
@@ -408,14 +339,22 @@ def _(
     )
 
 
-@fake("composite_backward")
-def _(*arguments: Any) -> tuple[Tensor, Tensor]:
-    density, rgb, _, dt, *_, of_distances = arguments[5:]
+def _of_samples(density: Tensor, rgb: Tensor, dt: MaybeTensor, of_distances: bool) -> tuple[Tensor, Tensor]:
     rows = (2 if dt is None else 3,) if of_distances else ()
     return density.new_empty(*rows, *density.shape), rgb.new_empty(rgb.shape)
 
 
-register_autograd("ray_light", RayLight.apply)
-register_autograd("ray_light_backward", _RayLightBackward.apply)
-register_autograd("composite", CompositeSamples.apply)
-register_autograd("composite_backward", _CompositeBackward.apply)
+light_packed = declare(
+    "ray_light", lambda density: density.new_empty(density.shape), check=_check_samples, formula=RayLight.apply
+)
+_ray_light_backward = declare(
+    "ray_light_backward",
+    lambda density, of_lengths: density.new_empty((2, *density.shape) if of_lengths else density.shape),
+    refusal="the raw op ray_light_backward has no derivative; ops.ray_weights has derivatives of any order",
+)
+composite_packed = declare("composite", _sums, check=_check_samples, formula=CompositeSamples.apply)
+_composite_backward = declare(
+    "composite_backward",
+    _of_samples,
+    refusal="the raw op composite_backward has no derivative; ops.composite has derivatives of any order",
+)

@@ -1,0 +1,434 @@
+"""The table of ops: what each raw op needs besides its kernels, declared once, by the names in its schema.
+
+A row is declared beside the public function that calls the op::
+
+    _pixels = declare(
+        "pixel_colors",
+        results=lambda rgb, rays_per_pixel: rgb.new_empty(rgb.shape[0] // rays_per_pixel, 3),
+        gradients=_gradients,
+        differentiable=("rgb", "opacity", "background"),
+    )
+    _pixels_backward = declare("pixel_colors_backward", results=..., refusal="... is differentiable once; ...")
+
+The schema itself is in ``extension/module/library.cpp`` and is read from there; a row adds
+
+- ``results``: a function that returns the results for a compiler, shapes and dtypes without values. It takes the
+  arguments that it needs, in any order, by their names in the schema. Ops that return nothing need none.
+- ``check``: a function that takes arguments by name too, and raises unless they fit. Kernels check their arguments
+  themselves, in C++. This check is for calls that do not reach a kernel as they are: those of tensors without values,
+  and those under ``torch.func`` and forward mode.
+- the derivative, of one of these kinds (:attr:`Op.derivative`):
+
+  - ``"gradients"``: ``gradients`` returns gradients by the names of arguments, as in ``{"rgb": ...}``, and
+    ``differentiable`` names all arguments that can get one. Its parameters are arguments and results of the op, and the
+    gradients that arrive: ``grad`` if the only result has no name, else ``grad_NAME`` for the result NAME. ``needs``
+    is the set of the arguments that require a gradient. ``backward`` is a function that runs the op NAME_backward on
+    what the schema of that op names, and on what it is passed by name; it returns gradients by name too.
+  - ``"last"``: ``refusal`` is the message with which a derivative is refused. Backward ops are such.
+  - ``"formula"``: ``formula`` differentiates the op any number of times. It takes all arguments in the order of the
+    schema, and applies autograd Functions to them.
+  - ``"none"``, without any of these: the op treats all tensors as constants.
+
+- ``batching``: the rule for ``torch.vmap`` and for autograd's batches of gradients; without one, mapping is refused.
+- ``public``: the name of the public function, for errors. Without it, that is the name of the op, or of the op of which
+  it is the backward.
+
+A row is called with the arguments of the op, in the order of the schema or by name: it loads the kernels and
+differentiates as declared in every situation (recorded, ``torch.func``, forward mode, traced by a compiler), and turns
+errors of C++ into those of Python.
+:data:`TABLE` has all rows by name, once :mod:`voxelfield.ops` and the modules in ``_internal`` are imported.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from voxelfield import _library
+from voxelfield.foundation.autograd import (
+    MaybeTensor,
+    OpFunction,
+    forward_mode_active,
+    hold_constant,
+)
+from voxelfield.foundation.private_torch import (
+    add_batch_dim,
+    below_autograd,
+    forward_mode_level,
+    functorch_active,
+    remove_batch_dim,
+)
+from voxelfield.ops._errors import explain
+
+Rule = Callable[..., tuple[Any, Any]]
+
+# How deeply torch.autograd may nest batched gradients of batched gradients.
+_MAX_NESTING = 8
+
+_fragment = torch.library.Library("voxelfield", "FRAGMENT")
+
+TABLE: dict[str, Op] = {}
+
+
+def declare(name: str, results: Callable[..., Any] | None = None, **row: Any) -> Op:
+    """Adds a row to the table, with the fields of :class:`Op`, and registers it as soon as the schemas exist."""
+    op = TABLE[name] = Op(name, results, **{"public": name.removesuffix("_backward")} | row)
+    _library.when_loaded(op.register)
+    return op
+
+
+@dataclass(eq=False)
+class Op:
+    """One row of the table; the module's docstring has its first fields, which a declaration sets.
+
+    The others are set once the library is loaded.
+
+    Attributes:
+        raw: The overload of the raw op, ``torch.ops.voxelfield.NAME.default``.
+        derivative: Its kind: ``"gradients"``, ``"last"``, ``"formula"`` or ``"none"``.
+        arguments: The names of all arguments, in the order of the schema.
+        tensors: The names of those that are tensors or lists of tensors.
+        written: The places of those that the op writes to.
+        outputs: The names of the results, which may be empty.
+    """
+
+    name: str
+    results: Callable[..., Any] | None = None
+    _: KW_ONLY
+    check: Callable[..., None] | None = None
+    gradients: Callable[..., dict[str, Any]] | None = None
+    differentiable: Sequence[str] = ()
+    refusal: str | None = None
+    formula: Callable[..., Any] | None = None
+    batching: Rule | None = None
+    public: str = ""
+
+    raw: Any = field(default=None, init=False)
+    arguments: tuple[str, ...] = field(default=(), init=False)
+    tensors: tuple[str, ...] = field(default=(), init=False)
+    written: tuple[int, ...] = field(default=(), init=False)
+    outputs: tuple[str, ...] = field(default=(), init=False)
+    _kinds: tuple[str, ...] = field(default=(), init=False)
+    _list_at: int | None = field(default=None, init=False)
+    _apply: Callable[..., Any] | None = field(default=None, init=False)
+    _check: Callable[..., None] | None = field(default=None, init=False)
+
+    derivative: str = field(default="none", init=False)
+
+    def __post_init__(self) -> None:
+        kinds = {"formula": self.formula, "gradients": self.gradients, "last": self.refusal, "none": True}
+        self.derivative = next(kind for kind, given in kinds.items() if given is not None)
+
+    def register(self) -> None:
+        """Reads the schema, and registers shapes, derivative, batching rule and version counters with torch."""
+        self.raw = getattr(torch.ops.voxelfield, self.name).default
+        schema = self.raw._schema
+        self.arguments = tuple(x.name for x in schema.arguments)
+        self.outputs = tuple(x.name for x in schema.returns)
+        self._kinds = tuple(str(x.type) for x in schema.arguments)
+        self.tensors = tuple(name for name, kind in zip(self.arguments, self._kinds, strict=True) if "Tensor" in kind)
+        self.written = tuple(i for i, x in enumerate(schema.arguments) if x.alias_info and x.alias_info.is_write)
+        lists = [i for i, kind in enumerate(self._kinds) if kind == "List[Tensor]"]
+        self._list_at = lists[0] if len(lists) == 1 else None
+        self._check = None if self.check is None else self._by_name(self.check)
+        self._apply = self._make_formula() if self.derivative in ("gradients", "last") else self.formula
+        if self.results is not None:
+            torch.library.register_fake(f"voxelfield::{self.name}", self._make_fake(self.results))
+        elif not self.outputs:
+            torch.library.register_fake(f"voxelfield::{self.name}", lambda *_: None)
+        if self._apply is not None:
+            _fragment.impl(self.name, self._differentiate, "Autograd")
+        if self.batching is not None:
+            _fragment.impl(self.name, self._map_gradients, "Batched")
+        if self.written:
+            _fragment.impl(self.name, self._run_and_raise_versions, "ADInplaceOrView")
+        torch.library.register_vmap(f"voxelfield::{self.name}", self._map, lib=_fragment)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Runs the op in any situation."""
+        if named:
+            arguments = self._in_order(arguments, named)
+        first = arguments[0]
+        _library.ensure_loaded(first.device.type if isinstance(first, Tensor) else _device_type(arguments))
+        try:
+            if self.written:
+                with torch.no_grad():
+                    return self.raw(*arguments)
+            if torch.compiler.is_compiling() or torch.jit.is_tracing():
+                return self.raw(*self._with_constants(arguments))
+            if functorch_active() or forward_mode_level() >= 0:
+                return self._run_transformed(arguments)
+            if self._apply is not None:
+                return self._apply(*arguments)
+            with below_autograd():
+                return self.raw(*arguments)
+        except RuntimeError as error:
+            explain(error, zip(self.arguments, self._kinds, arguments, strict=True), self._named_tensors(arguments))
+            raise
+
+    def _in_order(self, arguments: Sequence[Any], named: dict[str, Any]) -> tuple[Any, ...]:
+        """Returns all arguments in the order of the schema."""
+        _library.ensure_loaded(_device_type((*arguments, *named.values())))
+        if {*named} != {*self.arguments[len(arguments) :]}:
+            raise TypeError(f"{self.name} must have {self.arguments}, got {len(arguments)} and {tuple(named)}")
+        return (*arguments, *[named[name] for name in self.arguments[len(arguments) :]])
+
+    def _run_transformed(self, arguments: Sequence[Any]) -> Any:
+        """Runs the op under ``torch.func``, or while tensors may carry tangents."""
+        if self._check is not None:
+            self._check(*arguments)
+        run = self.raw if self._apply is None else self._apply
+        return run(*self._with_constants(arguments))
+
+    def _with_constants(self, arguments: Sequence[Any]) -> Sequence[Any]:
+        """Detaches tensors that get no gradient; raises if one of them carries a tangent or is mapped."""
+        if self.derivative in ("formula", "last"):
+            return arguments
+        tensors = self._named_tensors(arguments)
+        flat = {name: x for name, x in tensors.items() if name.split("[")[0] not in self.differentiable}
+        return self._with_tensors(arguments, dict(zip(flat, hold_constant(self.public, **flat), strict=True)))
+
+    def _named_tensors(self, arguments: Sequence[Any]) -> dict[str, Tensor]:
+        """Returns the tensors among the arguments, those in lists as NAME[i]."""
+        named: dict[str, Any] = {}
+        for name, x in zip(self.arguments, arguments, strict=True):
+            if isinstance(x, (list, tuple)):
+                named |= {f"{name}[{i}]": each for i, each in enumerate(x)}
+            else:
+                named[name] = x
+        return {name: x for name, x in named.items() if isinstance(x, Tensor)}
+
+    def _with_tensors(self, arguments: Sequence[Any], tensors: dict[str, Tensor]) -> list[Any]:
+        """Returns the arguments with some tensors replaced, whose names are those of :meth:`_named_tensors`."""
+        return [
+            [tensors.get(f"{name}[{i}]", each) for i, each in enumerate(x)]
+            if isinstance(x, (list, tuple))
+            else tensors.get(name, x)
+            for name, x in zip(self.arguments, arguments, strict=True)
+        ]
+
+    def _by_name(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function of all arguments that passes on those that ``function`` has a parameter for."""
+        parameters = inspect.signature(function).parameters.values()
+        names = [x.name for x in parameters if x.name in self.arguments or x.default is x.empty]
+        places = [(name, self.arguments.index(name)) for name in names]
+        return lambda *arguments: function(**{name: arguments[i] for name, i in places})
+
+    def _make_fake(self, results: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the kernel for tensors without values."""
+        named_results = self._by_name(results)
+
+        def fake(*arguments: Any) -> Any:
+            if self._check is not None:
+                self._check(*arguments)
+            return named_results(*arguments)
+
+        return fake
+
+    def _make_formula(self) -> Callable[..., Any]:
+        """Returns a function of all arguments that applies a Function with the declared gradients, or a refusal."""
+        apply, count = _function_of(self).apply, len(self.outputs)
+        constants = set(self.tensors).difference(self.differentiable) if self.derivative == "gradients" else set()
+        held = [i for i, name in enumerate(self.arguments) if name in constants]
+
+        def formula(*arguments: Any) -> Any:
+            if not (torch.is_grad_enabled() or forward_mode_active()):
+                with below_autograd():
+                    return self.raw(*arguments)
+            inputs = list(arguments)
+            for i in held:
+                if isinstance(inputs[i], Tensor) and inputs[i].requires_grad:
+                    inputs[i] = inputs[i].detach()
+            if self._list_at is None:
+                return apply(*inputs)
+            at = self._list_at
+            results = apply(*inputs[:at], *inputs[at], *inputs[at + 1 :])
+            # A Function cannot return a list of tensors; the last result is one if there are more than expected.
+            return results if count == 1 else (*results[: count - 1], list(results[count - 1 :]))
+
+        return formula
+
+    def nested(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Returns the arguments from inputs of a Function, which are tensors, not lists of them."""
+        at = self._list_at
+        if at is None:
+            return inputs
+        end = len(inputs) - (len(self.arguments) - at - 1)
+        return (*inputs[:at], list(inputs[at:end]), *inputs[end:])
+
+    def _differentiate(self, *arguments: Any) -> Any:
+        """Is the autograd kernel of the raw op."""
+        # torch.func calls this with one of its levels partly unwound, and then no Function can be applied.
+        if functorch_active():
+            raise NotImplementedError(
+                f"torch.ops.voxelfield.{self.name} cannot be transformed by torch.func (grad, jvp, ...); the functions "
+                "in voxelfield.ops can, outside of torch.compile(fullgraph=True)"
+            )
+        assert self._apply is not None
+        return self._apply(*arguments)
+
+    def _map(self, info: Any, dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+        """Applies the batching rule. Without one, torch would run the op once for each call."""
+        if self.batching is None:
+            raise NotImplementedError(_cannot_be_mapped(self.public))
+        return self.batching(info, dims, *arguments)
+
+    def _map_gradients(self, *arguments: Any) -> Any:
+        """Applies the batching rule for autograd's own batches of gradients, which use an older mechanism of torch.
+
+        These are ``torch.autograd.grad(..., is_grads_batched=True)`` and
+        ``torch.autograd.functional.jacobian(..., vectorize=True)``.
+        """
+        tensors = self._named_tensors(arguments)
+        # Search from the innermost level. The current level is not known here: on CUDA this runs in autograd's device
+        # thread, while torch counts levels in the thread that started the backward pass.
+        for level in range(_MAX_NESTING, 0, -1):
+            sizes = {name: size for name, x in tensors.items() if (size := _mapped_size(x, level)) is not None}
+            if sizes:
+                break
+        else:
+            raise RuntimeError(
+                f"torch.ops.voxelfield.{self.name} was asked to map over a dimension that no argument has"
+            )
+        size = next(iter(sizes.values()))
+        plain = {name: remove_batch_dim(tensors[name], level, size, 0) for name in sizes}
+        dims = [
+            [0 if f"{name}[{i}]" in sizes else None for i in range(len(x))]
+            if isinstance(x, (list, tuple))
+            else (0 if name in sizes else None)
+            for name, x in zip(self.arguments, arguments, strict=True)
+        ]
+        info = SimpleNamespace(batch_size=size)
+        assert self.batching is not None
+        result, result_dims = self.batching(info, tuple(dims), *self._with_tensors(arguments, plain))
+        if isinstance(result, Tensor):
+            return add_batch_dim(result, result_dims, level)
+        return [add_batch_dim(x, dim, level) for x, dim in zip(result, result_dims, strict=True)]
+
+    def _run_and_raise_versions(self, *arguments: Any) -> Any:
+        """Runs the op, and raises the version counters of tensors that it writes to, as torch does for its own ops.
+
+        Otherwise autograd would compute wrong gradients in silence from tensors that an op has overwritten since.
+        """
+        with below_autograd():
+            result = self.raw(*arguments)
+        written = [
+            x for i in self.written for x in (arguments[i] if isinstance(arguments[i], list) else [arguments[i]])
+        ]
+        torch.autograd.graph.increment_version([x for x in written if x is not None])
+        return result
+
+
+def run_raw(name: str) -> staticmethod[..., Any]:
+    """Returns a ``forward`` for an autograd Function of the arguments of an op: it runs the op."""
+
+    def forward(*inputs: Any) -> Any:
+        with below_autograd():
+            return TABLE[name].raw(*inputs)
+
+    return staticmethod(forward)
+
+
+def _cannot_be_mapped(public: str) -> str:
+    return f"{public} cannot be mapped by torch.vmap: call it once with the inputs of all calls"
+
+
+def _mapped_size(x: Tensor, level: int) -> int | None:
+    """Returns the length of the dimension that a level maps over, or None if ``x`` is not mapped at that level."""
+    # torch expands a tensor that is not mapped to the size passed in; a mapped tensor keeps its own length.
+    one, two = (int(remove_batch_dim(x, level, size, 0).shape[0]) for size in (1, 2))
+    return one if one == two else None
+
+
+def _function_of(op: Op) -> type[OpFunction]:
+    """Makes the Function of an op with declared gradients, or with a derivative that is refused."""
+    gradients, refusal = op.gradients, op.refusal
+    backward_name = f"{op.name}_backward"
+    read = [] if gradients is None else list(inspect.signature(gradients).parameters)
+    parameters = tuple(read)
+    if "backward" in read:
+        schema = getattr(torch.ops.voxelfield, backward_name).default._schema
+        read += [x.name for x in schema.arguments if x.name not in read]
+    stored = [name for name in read if name in op.tensors or name in op.outputs]
+    plain = [name for name in read if name in op.arguments and name not in op.tensors]
+    arriving = [f"grad_{name}" if name else "grad" for name in op.outputs]
+
+    def run_backward(named: dict[str, Any], **more: Any) -> dict[str, Any]:
+        backward = TABLE[backward_name]
+        named = named | more
+        assert backward._apply is not None
+        found = backward._apply(*[named[name] for name in backward.arguments])
+        found = found if isinstance(found, tuple) else (found,)
+        return {name.removeprefix("grad_"): x for name, x in zip(backward.outputs, found, strict=True)}
+
+    class Declared(OpFunction):
+        @staticmethod
+        def forward(*inputs: Any) -> Any:
+            with below_autograd():
+                result = op.raw(*op.nested(inputs))
+            return tuple(_unpacked(result)) if isinstance(result, tuple) else result
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            if gradients is None:
+                return
+            named = dict(zip(op.arguments, op.nested(inputs), strict=True))
+            named.update(zip(op.outputs, output if isinstance(output, tuple) else (output,), strict=True))
+            ctx.plain = {name: named[name] for name in plain}
+            tensors = [named[name] for name in stored]
+            ctx.lengths = [len(x) if isinstance(x, list) else None for x in tensors]
+            ctx.save_for_backward(*_unpacked(tensors))
+
+        @staticmethod
+        def backward(ctx: Any, *grads: MaybeTensor) -> tuple[MaybeTensor, ...]:
+            if gradients is None:
+                raise NotImplementedError(refusal)
+            tensors = iter(ctx.saved_tensors)
+            named = {**ctx.plain, **dict(zip(arriving, grads, strict=True))}
+            for name, length in zip(stored, ctx.lengths, strict=True):
+                named[name] = next(tensors) if length is None else [next(tensors) for _ in range(length)]
+            needs = dict(zip(op.arguments, op.nested(ctx.needs_input_grad), strict=True))
+            if "needs" in parameters:
+                named["needs"] = {name for name, need in needs.items() if any(_unpacked([need]))}
+            # A copy, because a cycle would keep the graph alive, and with it streams that no CUDA graph may wait for.
+            named["backward"] = partial(run_backward, dict(named))
+            found = gradients(**{name: named[name] for name in parameters})
+            flat: list[MaybeTensor] = []
+            for name, need in needs.items():
+                x = found.get(name)
+                flat += (x or [None] * len(need)) if isinstance(need, list) else [x]
+            return tuple(flat)
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: MaybeTensor) -> None:
+            raise NotImplementedError(
+                refusal or f"{op.public} has no forward-mode derivative: differentiate in reverse mode"
+            )
+
+        @staticmethod
+        def vmap(*_: object) -> None:
+            raise NotImplementedError(_cannot_be_mapped(op.public))
+
+    return Declared
+
+
+def _device_type(values: Iterable[Any]) -> str:
+    """Returns the type of the device of the first tensor."""
+    for x in values:
+        first = x[0] if isinstance(x, (list, tuple)) and x else x
+        if isinstance(first, Tensor):
+            return first.device.type
+    return "cpu"
+
+
+def _unpacked(values: Iterable[Any]) -> Iterator[Any]:
+    """Yields values, and those of lists one by one."""
+    for x in values:
+        yield from x if isinstance(x, (list, tuple)) else (x,)
