@@ -187,6 +187,43 @@ def test_the_sharpest_frame_of_each_part_of_a_video_is_taken(tmp_path):
     assert len(photographs_in(tmp_path / "all")) == 12
 
 
+LISTS = {
+    "concat": "ffconcat version 1.0\nfile walk.mp4\n",
+    "playlist": "#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\nwalk.mp4\n",
+    "endless": "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXT-X-MEDIA-SEQUENCE:0\n#EXTINF:1,\nlist.mp4\n",
+    "session": "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 5004 RTP/AVP 96\n",
+}
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_a_list_of_videos_is_no_video(tmp_path, kind):
+    """FFmpeg would read the files that it names, or wait for them without an end."""
+    pytest.importorskip("av")
+    write_video(tmp_path / "walk.mp4", [torch.full((48, 64, 3), index / 10) for index in range(5)])
+    (tmp_path / "list.mp4").write_text(LISTS[kind])
+    with pytest.raises(ValueError, match=r"list.mp4: must be a video that FFmpeg can read, and no list of others \("):
+        extract_frames(tmp_path / "list.mp4", tmp_path / "frames", 3, 64)
+
+
+def test_a_video_whose_name_is_like_an_address_is_read(tmp_path, monkeypatch):
+    pytest.importorskip("av")
+    monkeypatch.chdir(tmp_path)
+    write_video(tmp_path / "http:walk.mp4", [torch.full((48, 64, 3), index / 10) for index in range(5)])
+    extract_frames(Path("http:walk.mp4"), tmp_path / "frames", 3, 64)
+    assert len(photographs_in(tmp_path / "frames")) == 3
+
+
+def test_masks_of_photographs_are_not_processed(photographs, tmp_path, caplog):
+    pytest.importorskip("pycolmap")
+    shutil.copytree(photographs, tmp_path / "given")
+    names = [path.stem for path in photographs_in(photographs)]
+    for name in names:
+        Image.new("L", (320, 240), 255).save(tmp_path / "given" / f"{name}_mask.png")
+    (tmp_path / "given" / "._view_00.png").write_bytes(b"Mac OS X")
+    assert process(tmp_path / "given", tmp_path / "scene", camera_model="SIMPLE_PINHOLE").photographs == 8
+    assert f"given: 8 masks are not used, the first is {names[0]}_mask.png" in caplog.text
+
+
 def test_photographs_are_turned_upright_shrunk_and_else_left_alone(tmp_path):
     given = tmp_path / "given"
     given.mkdir()

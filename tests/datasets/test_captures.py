@@ -831,7 +831,7 @@ BAD = {
     "black mask": (
         masked(write_nerfstudio, np.zeros((100, 100), dtype=np.uint8)),
         lambda f: None,
-        "masks/view_03.png: must leave some pixels of the image, got a mask that is black throughout",
+        "masks/view_03.png: must leave some pixels of the image, got a mask that leaves none",
     ),
     "mask that is no image": (
         masked(write_nerfstudio, np.zeros((100, 100), dtype=np.uint8)),

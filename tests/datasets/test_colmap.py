@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -233,7 +234,7 @@ def test_points_that_cannot_lie_in_a_scene_are_left_out(tmp_path, caplog):
     assert bool(scene.aabb.isfinite().all())
 
 
-@pytest.mark.parametrize("naming", ["{name}.png", "{stem}.png"])
+@pytest.mark.parametrize("naming", ["{name}.png", "{stem}.png", "{name}", "{stem}_mask.png"])
 @pytest.mark.parametrize("around", ["", "dense/"])
 def test_masks_are_named_after_their_images(tmp_path, naming, around):
     names = [f"left/{index}.jpg" for index in range(3)]
@@ -244,12 +245,53 @@ def test_masks_are_named_after_their_images(tmp_path, naming, around):
         mask[:, :index] = 0
         path = tmp_path / f"{around}masks" / naming.format(name=name, stem=name.removesuffix(".jpg"))
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(mask).save(path)
+        Image.fromarray(mask).save(path, format="PNG")
     split = voxelfield.load_scene(tmp_path, holdout=0, splits=None).train
     assert split.masks.sum(dim=(1, 2)).tolist() == [18 * 24, 18 * 23, 18 * 22]
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r"masks/left/2.jpg.png: no such mask"):
         voxelfield.load_scene(tmp_path, holdout=0, splits=None)
+
+
+@pytest.mark.parametrize("lacks", ["images", "cameras", "points3D"])
+@pytest.mark.parametrize("suffix", ["bin", "txt"])
+def test_the_files_that_a_model_lacks_are_named(tmp_path, lacks, suffix):
+    write_images(tmp_path / "images")
+    write_model(tmp_path / "sparse" / "0", binary=suffix == "bin")
+    (tmp_path / "sparse" / "0" / f"{lacks}.{suffix}").unlink()
+    with pytest.raises(FileNotFoundError, match=rf"sparse/0: must have cameras, .*, got no {lacks}\.{suffix}$"):
+        voxelfield.load_scene(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["sparse/1", "sparse", "colmap/sparse/0"])
+def test_a_model_without_images_stands_in_the_way_of_no_other(tmp_path, place):
+    write_images(tmp_path / "images")
+    write_model(tmp_path / "sparse" / "0")
+    (tmp_path / "sparse" / "0" / "images.txt").unlink()
+    write_model(tmp_path / place, NAMES[:5])
+    assert len(reds(tmp_path)) == 5
+
+
+@pytest.mark.parametrize("forms", [("NFC", "NFD"), ("NFD", "NFC")])
+def test_names_that_differ_in_the_form_of_unicode_only_are_those_of_the_same_file(tmp_path, forms, caplog):
+    names = [f"café/Zoë {index}.png" for index in range(4)]
+    listed, there = ([unicodedata.normalize(form, name) for name in names] for form in forms)
+    write_images(tmp_path / "images", there)
+    write_images(tmp_path / "masks", [f"{name}.png" for name in listed])
+    for name in listed:
+        Image.new("L", (24, 18), 255).save(tmp_path / "masks" / f"{name}.png")
+    write_model(tmp_path / "sparse" / "0", listed)
+    assert reds(tmp_path) == [0, 10, 20, 30]
+    poses = [(np.eye(4) + index * np.eye(4, k=3)).tolist() for index in range(4)]
+    frames = [
+        {"file_path": f"images/{name}", "transform_matrix": pose} for name, pose in zip(listed, poses, strict=True)
+    ]
+    content = {"camera_angle_x": 0.8, "frames": frames, "train_filenames": [f"images/{name}" for name in there]}
+    (tmp_path / "transforms.json").write_text(json.dumps(content))
+    scene = voxelfield.load_scene(tmp_path, holdout=0)
+    assert (scene.format, len(scene.train)) == ("nerfstudio or instant-ngp", 4)
+    assert "missing" not in caplog.text
+    assert "have a pose" not in caplog.text
 
 
 # --- depths of points

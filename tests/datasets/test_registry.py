@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import voxelfield
 from voxelfield.datasets import registry
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.images import read_images
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.registry import Format
+from voxelfield.datasets.registry import Format, scene_in
 from voxelfield.datasets.scene import Scene, Split
 
 LEGO = Path(__file__).parents[1] / "fixtures" / "lego"
@@ -97,3 +99,17 @@ def test_an_unknown_folder_is_refused_in_one_line_that_lists_the_formats(tmp_pat
     assert "\n" not in message
     with pytest.raises(FileNotFoundError, match="which does not exist"):
         voxelfield.load_scene(tmp_path / "nowhere")
+
+
+def test_photographs_and_videos_without_poses_are_sent_to_the_command_that_finds_them(tmp_path):
+    photographs, video = tmp_path / "my photos" / "input", tmp_path / "walk.MP4"
+    photographs.mkdir(parents=True)
+    video.touch()
+    with pytest.raises(FileNotFoundError) as caught:
+        scene_in(photographs.parent)
+    assert "process" not in str(caught.value)
+    Image.new("RGB", (8, 8)).save(photographs / "a.jpg")
+    for folder, source in ((photographs, photographs), (photographs.parent, photographs), (video, video)):
+        with pytest.raises(FileNotFoundError) as caught:
+            scene_in(folder)
+        assert f"; `voxelfield process {shlex.quote(str(source))} -o SCENE` finds the poses" in str(caught.value)

@@ -19,7 +19,7 @@ from PIL import ExifTags, Image, ImageOps
 from voxelfield.datasets.images import Size, image_files, image_size, in_threads, open_image
 from voxelfield.datasets.lenses import CAMERA_MODELS
 from voxelfield.datasets.measures import sharpness
-from voxelfield.files import IMAGE_SUFFIXES, read_json_object
+from voxelfield.files import IMAGE_SUFFIXES, open_regular, read_json_object
 from voxelfield.installed import MissingPackageError, import_optional
 from voxelfield.messages import printable
 
@@ -34,6 +34,8 @@ OUTPUTS = ("images", "sparse", REPORT)
 # Formats and suffixes that COLMAP reads; other photographs become PNG. Phones write MPO, an extended JPEG, as .jpg.
 _READABLE, _READABLE_SUFFIXES = ("PNG", "JPEG", "MPO"), (".png", ".jpg", ".jpeg")
 _JPEG_QUALITY = 95
+# FFmpeg's formats of videos that consist of one file. Others are lists of files and addresses.
+_FORMATS = "mov,matroska,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,mxf,gif,dv,ivf,h264,hevc,m4v,mjpeg,yuv4mpegpipe"
 
 _OLDEST_MAJOR = 4
 _NO_DIRECTION = 0.3  # length of a mean direction below which photographs disagree too much to have one
@@ -176,8 +178,7 @@ def _photographs_of(source: Path) -> list[Path] | None:
     for path in photographs:
         if path.name != printable(path.name):
             raise ValueError(f"{source}: names of photographs must be UTF-8, got {printable(path.name)}: rename it")
-    masks = sorted({*image_files(source, masks=True)} - {*image_files(source)})
-    if masks:
+    if masks := sorted({*image_files(source, masks=True)} - {*image_files(source)}):
         logger.warning("%s: %d masks are not used, the first is %s", source, len(masks), masks[0].name)
     if len(photographs) < 2:
         known = ", ".join(IMAGE_SUFFIXES)
@@ -239,13 +240,14 @@ def extract_frames(video: Path, folder: Path, count: int, max_size: int) -> None
 def _windows(video: Path, count: int) -> Iterator[tuple[int, Image.Image]]:
     """Yields the frames of a video, upright, each with the number of the window that contains it."""
     av = import_optional("av", "read a video")
+    limits = {"format_whitelist": _FORMATS, "protocol_whitelist": "none"}
     try:
-        with av.open(str(video)) as container:
+        with open_regular(video) as file, av.open(file, options=limits) as container:
             total = sum(packet.size > 0 for packet in container.demux(video=0))
         if total == 0:
             raise ValueError("it has no frame")
         windows, index = min(count, total), 0
-        with av.open(str(video)) as container:
+        with open_regular(video) as file, av.open(file, options=limits) as container:
             container.streams.video[0].thread_type = "AUTO"
             for packet in container.demux(video=0):
                 with contextlib.suppress(av.InvalidDataError):  # a damaged frame among others
@@ -255,7 +257,8 @@ def _windows(video: Path, count: int) -> Iterator[tuple[int, Image.Image]]:
                         yield min(index * windows // total, windows - 1), upright
                         index += 1
     except (OSError, ValueError, IndexError, av.FFmpegError) as error:
-        raise ValueError(f"{video}: must be a video that FFmpeg can read ({error})") from error
+        reason = str(error).partition(": ")[0]  # without a name of the file, which FFmpeg does not know
+        raise ValueError(f"{video}: must be a video that FFmpeg can read, and no list of others ({reason})") from error
 
 
 def _save(image: Image.Image, path: Path, max_size: int) -> None:

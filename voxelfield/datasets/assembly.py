@@ -53,8 +53,6 @@ def load_capture(
 ) -> Scene:
     """Makes a scene of the photographs of a capture, whose format need not list splits.
 
-    A warning says how many others lie beside them, which have no pose.
-
     Args:
         folder: The scene's folder; its name becomes the scene's.
         source: The file that lists the photographs, for messages.
@@ -65,7 +63,7 @@ def load_capture(
             are the ones in no list.
         points: As for :func:`assemble`.
         stated_box: As for :func:`assemble`.
-        images: The folder of all photographs; None: the folders that they are in.
+        images: Where others are, without a pose, which a warning counts; None: in the folders of these.
 
     Raises:
         FileNotFoundError: Images are missing.
@@ -74,8 +72,7 @@ def load_capture(
     there = present_photos(folder, source, checked_poses(source, photos), options.missing_images or "skip")
     known = {path for photo in photos for path in (photo.path, photo.mask, photo.alpha, photo.depth, photo.shrunk)}
     folders = {photo.path.parent for photo in there} if images is None else {images}
-    patterns = {each: "*" if each == folder else "**/*" for each in folders}
-    others = {path for each, pattern in patterns.items() for path in image_files(each, pattern)} - known
+    others = {path for each in folders for path in image_files(each, "*" if each == folder else "**/*")} - known
     if others:
         count, first = len({photo.path for photo in there}), min(others)
         logger.warning(

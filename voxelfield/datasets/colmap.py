@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from voxelfield.datasets.assembly import load_capture
-from voxelfield.datasets.image_paths import mask_path
+from voxelfield.datasets.image_paths import mask_path, on_disk
 from voxelfield.datasets.lenses import CAMERA_MODELS, photo_lens
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, scaled, with_shrunk_images
@@ -46,6 +46,7 @@ _LAYOUTS = (
     ("dense/0/sparse", "dense/0/images"),
 )
 
+_FILES = ("images", "cameras", "points3D")  # of a model, .bin or .txt
 _POSE = 7 * 8  # bytes of a quaternion and a translation, of doubles
 _SENSOR = 4 + 4  # of its type and its number
 
@@ -70,14 +71,13 @@ def load_colmap(folder: Path, options: LoadOptions) -> Scene:
         photos.append(_photo(source, path, mask, image, model.cameras[image.camera_id]))
     if options.depth:
         photos = _with_observations(source, photos, posed, model)
-    points = _points(source, list(model.points3D.values()))
-    photos = with_shrunk_images(photos, images, options.downscale)
+    photos, points = with_shrunk_images(photos, images, options.downscale), _points(source, model)
     return load_capture(folder, source, photos, options, points=points, images=images)
 
 
 def is_colmap(folder: Path) -> bool:
     """Returns whether a folder holds a COLMAP model; see :class:`voxelfield.datasets.registry.Format`."""
-    return any(_models_in(folder / models) for models, _ in _LAYOUTS)
+    return any(_models_in(folder / models, _FILES) for models, _ in _LAYOUTS)
 
 
 def find_model(folder: Path, number: int | None) -> tuple[Path, Path]:
@@ -87,9 +87,11 @@ def find_model(folder: Path, number: int | None) -> tuple[Path, Path]:
     has several folders of models, those beside their images come first. Several models in one folder, such as
     ``sparse/0`` and ``sparse/1``, are reconstructions of parts that COLMAP could not join.
     """
-    found = [(folder / models, folder / images) for models, images in _LAYOUTS if _models_in(folder / models)]
+    # Those without a file of images, which cannot be read, come last.
+    layouts = [(folder / models, folder / images) for models, images in _LAYOUTS]
+    found = [each for names in (_FILES[:1], _FILES) for each in layouts if _models_in(each[0], names)]
     models_folder, images = next((each for each in found if each[1].is_dir()), found[0])
-    models = _models_in(models_folder)
+    models = _models_in(models_folder) or _models_in(models_folder, _FILES)
     if number is not None:
         named = next((model for model in models if model.name == str(number)), None)
         if named is None:
@@ -108,27 +110,27 @@ def find_model(folder: Path, number: int | None) -> tuple[Path, Path]:
     return best, images
 
 
-def _models_in(folder: Path) -> list[Path]:
+def _models_in(folder: Path, names: Sequence[str] = ("images",)) -> list[Path]:
     """Returns the models in numbered folders, sorted by number; else the folder itself if it is a model."""
-    numbered = [child for child in folder.glob("*") if child.name.isdecimal() and _is_model(child)]
+    numbered = [child for child in folder.glob("*") if child.name.isdecimal() and _is_model(child, names)]
     if numbered:
         return sorted(numbered, key=lambda child: (int(child.name), child.name))
-    return [folder] if _is_model(folder) else []
+    return [folder] if _is_model(folder, names) else []
 
 
-def _is_model(folder: Path) -> bool:
-    return any((folder / f"images.{suffix}").is_file() for suffix in ("bin", "txt"))
+def _is_model(folder: Path, names: Sequence[str]) -> bool:
+    return any((folder / f"{name}.{suffix}").is_file() for name in names for suffix in ("bin", "txt"))
 
 
-def _is_binary(folder: Path) -> bool:
-    """Returns whether pycolmap reads the binary files of a model; otherwise it reads the text."""
-    return all((folder / f"{name}.bin").is_file() for name in ("cameras", "images", "points3D"))
+def _lacking(folder: Path, suffix: str) -> list[str]:
+    """Returns the files that a model lacks; pycolmap reads the binary files if it has all, and otherwise the text."""
+    return [f"{name}.{suffix}" for name in _FILES if not (folder / f"{name}.{suffix}").is_file()]
 
 
 def _count_posed_images(folder: Path) -> int:
     """Returns how many images a model has, as its file of images says; 0 if it cannot be read."""
     try:
-        if not _is_binary(folder):
+        if _lacking(folder, "bin"):
             return len(_names_in_text(folder))
         with (folder / "images.bin").open("rb") as file:
             return int.from_bytes(file.read(8), "little")
@@ -152,7 +154,10 @@ def _names_in_text(folder: Path) -> dict[int, bytes]:
 
 def _read_model(source: Path) -> Any:
     pycolmap = import_optional("pycolmap", "read a COLMAP model", "colmap")
-    is_binary = _is_binary(source)
+    lacking = min((_lacking(source, suffix) for suffix in ("bin", "txt")), key=len)
+    if lacking:
+        raise FileNotFoundError(f"{source}: must have cameras, images and points3D, got no {' and '.join(lacking)}")
+    is_binary = not _lacking(source, "bin")
     if is_binary:
         check_binary_model(source)
     try:
@@ -175,8 +180,8 @@ def _image_paths(images: Path, names: Sequence[str]) -> list[Path]:
     folders = (images, images.parent)
     exist = [any((base / name).is_file() for base in folders) for name in names]
     names = [name if exists else name.replace("\\", "/") for name, exists in zip(names, exist, strict=True)]
-    base = next((base for base in folders if any((base / name).is_file() for name in names)), images)
-    return [base / name for name in names]
+    base = next((base for base in folders if any(on_disk(base / name).is_file() for name in names)), images)
+    return [on_disk(base / name) for name in names]
 
 
 def _name(source: Path, image: Any) -> str:
@@ -251,16 +256,16 @@ def _with_observations(source: Path, photos: list[Photo], posed: list[Any], mode
     return found
 
 
-def _points(source: Path, points: Sequence[Any]) -> torch.Tensor:
+def _points(source: Path, model: Any) -> torch.Tensor:
     """Returns the positions of those points that can lie in a scene, with a warning about the others."""
-    positions = np.array([point.xyz for point in points], dtype=np.float64).reshape(-1, 3)
+    positions = np.array([point.xyz for point in model.points3D.values()], dtype=np.float64).reshape(-1, 3)
     usable = (np.abs(positions) <= FARTHEST).all(axis=1)  # False for NaN
     if not usable.all():
         first = int(np.flatnonzero(~usable)[0])
         logger.warning(
             "%s: %d of %d points are left out, because they are not within %g world units of the origin, the first at "
             "%s",
-            *(source, int((~usable).sum()), len(points), FARTHEST, positions[first].tolist()),
+            *(source, int((~usable).sum()), len(positions), FARTHEST, positions[first].tolist()),
         )
     return torch.from_numpy(positions[usable])
 

@@ -11,6 +11,7 @@ import logging
 import os
 import posixpath
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -82,7 +83,17 @@ def _existing(folder: Path, path: str) -> str | None:
     """Returns the file within a folder that a relative path stands for, if there is one."""
     if _leaves(path):
         return None
-    return next((path for path in _with_suffixes(path) if (folder / path).is_file()), None)
+    found = next((path for path in map(on_disk, map(folder.joinpath, _with_suffixes(path))) if path.is_file()), None)
+    return None if found is None else found.relative_to(folder).as_posix()
+
+
+def on_disk(path: Path) -> Path:
+    """Returns a path, or the existing one that differs from it in Unicode's form only, where a Mac had "é" as two."""
+    if str(path).isascii() or path.exists():
+        return path
+    folder, name = on_disk(path.parent), unicodedata.normalize("NFC", path.name)
+    there = folder.iterdir() if folder.is_dir() else ()
+    return next((each for each in there if unicodedata.normalize("NFC", each.name) == name), path)
 
 
 def _leaves(path: str) -> bool:
@@ -145,10 +156,7 @@ def _bare(path: str) -> str:
 
 
 def mask_path(masks: Path, image: Path) -> Path:
-    """Returns the file of an image's mask, which need not exist; the path of the image is relative to its folder.
-
-    It is ``a.jpg.png`` (COLMAP's own name) for the image ``a.jpg``, or else ``a.png``, ``a.jpg`` or ``a_mask.png``.
-    """
+    """Returns the mask of an image, whose path is relative to its folder; COLMAP's own name of it if there is none."""
     names = (f"{image.name}.png", f"{image.stem}.png", image.name, f"{image.stem}_mask.png", f"{image.name}_mask.png")
     paths = [masks / image.with_name(name) for name in names]
-    return next(filter(Path.exists, paths), paths[0])
+    return next(filter(Path.exists, map(on_disk, paths)), paths[0])

@@ -54,15 +54,14 @@ def image_files(folder: Path, pattern: str = "*", *, masks: bool = False) -> lis
     """
     if folder.is_dir():
         next(folder.iterdir(), None)  # raises an error for an unreadable folder, in which glob finds nothing
-    paths = sorted(path for path in folder.glob(pattern) if path.suffix.lower() in IMAGE_SUFFIXES)
-    paths = [path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
-    left_out = set() if masks else set(masks_beside(paths).values())
-    return [path for path in paths if path not in left_out]
+    paths = {path for path in folder.glob(pattern) if path.suffix.lower() in IMAGE_SUFFIXES}
+    paths -= {path for path in paths if "/." in f"/{path.relative_to(folder).as_posix()}"}
+    return sorted(paths if masks else paths - {*masks_beside(paths).values()})
 
 
 def masks_beside(paths: Iterable[Path]) -> dict[Path, Path]:
     """Returns, of some image files, those that are masks of others that lie beside them, by the paths of these."""
-    by_stem = {path.with_suffix(""): path for path in paths}
+    by_stem = {path.with_suffix(""): path for path in sorted(paths)}
     images = {path: by_stem.get(path.parent / _MASK.sub(r"\1\2", path.stem)) for path in by_stem.values()}
     return {image: path for path, image in images.items() if image is not None and image != path}
 
@@ -164,15 +163,10 @@ def _read_grey(path: Path, size: Size) -> Image.Image:
 
 
 def read_masks(
-    paths: Sequence[Path | None],
-    sizes: Sequence[Size],
-    shown: Sequence[Size],
-    white: Sequence[bool],
-    local_slice: slice | None = None,
+    paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size], local_slice: slice | None = None
 ) -> Tensor:
-    """Reads the masks of a split's images, as (N, H, W) bool: True where a pixel counts.
+    """Reads the masks of a split's images, as (N, H, W) bool: True where a pixel counts, which is not black.
 
-    That is where a mask is not black, but for the masks of which ``white`` is True, where it is black.
     The N files must have the N ``sizes``; None where an image has no mask, and all of its pixels count. The images are
     ``shown`` at other sizes: of several pixels that are averaged into one all must count. The masks have the same room
     as the images of :func:`read_images`, and ``local_slice`` is that of the images.
@@ -185,13 +179,13 @@ def read_masks(
     def fill(index: int, plane: npt.NDArray[Any]) -> None:
         if (path := paths[index]) is None:
             return
-        ignored = (np.asarray(_read_grey(path, sizes[index])) == 0) != white[index]
+        white = path.name.lower().startswith("dynamic_mask_")  # where instant-ngp ignores pixels
+        ignored = (np.asarray(_read_grey(path, sizes[index])) == 0) != white
         if shown[index] != sizes[index]:
             part = Image.fromarray(ignored.astype(np.float32)).resize(shown[index], Image.Resampling.BOX)
             ignored = np.asarray(part) > 0
         if ignored.all():
-            colour = ("black", "white")[white[index]]
-            raise ValueError(f"{path}: must leave some pixels of the image, got a mask that is {colour} throughout")
+            raise ValueError(f"{path}: must leave some pixels of the image, got a mask that leaves none")
         plane[: ignored.shape[0], : ignored.shape[1]] = ignored
 
     return ~_stacked(shown, local_slice, (), np.bool_, fill)[0]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.assembly import load_capture
+from voxelfield.datasets.image_paths import on_disk
 from voxelfield.datasets.images import image_files
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
@@ -44,7 +45,7 @@ def load_nsvf(folder: Path, options: LoadOptions) -> Scene:
         split = _SPLITS.get(file.name[0])
         if split is None:
             raise ValueError(f"{file}: the name must begin with 0, 1 or 2, got {file.name!r}")
-        path = images.get(file.stem, folder / "rgb" / f"{file.stem}.png")
+        path = images.get(file.stem) or on_disk(folder / "rgb" / f"{file.stem}.png")
         pose = torch.tensor(_read_numbers(file, (16,), "a 4x4 matrix"), dtype=torch.float64).view(4, 4)
         photos.append(Photo(path, turned_about(pose), intrinsics, pose_name=f"{file}: pose with OpenGL's axes"))
         listed[split].add(path)

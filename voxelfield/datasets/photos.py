@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,7 +53,6 @@ class Photo:
         lens: The lens, for one camera; None for a pinhole.
         shrunk: A file of the same image, already shrunk by the requested factor; None if there is none.
         mask: An image of the same size that is black where pixels must be ignored; None if all of them count.
-        white_mask: Whether the mask is white there, and black elsewhere.
         alpha: An image of the same size that replaces the alpha channel, black where the background of an object is
             seen; None if the image keeps its own.
         time: When it was taken, in the unit of the format; None if unknown.
@@ -73,7 +73,6 @@ class Photo:
     lens: Lens | None = None
     shrunk: Path | None = None
     mask: Path | None = None
-    white_mask: bool = False
     alpha: Path | None = None
     time: float | None = None
     depth: Path | None = None
@@ -114,36 +113,23 @@ def present_photos(
             raise FileNotFoundError(f"{source}: {lack}: data.missing_images=skip leaves such views out")
         logger.warning("%s: %s; their frames are left out", source, lack)
     absent = set(missing)
-    return _with_masks_beside(source, [photo for photo in photos if photo.path not in absent])
-
-
-def _with_masks_beside(source: Path, photos: list[Photo]) -> list[Photo]:
-    """Returns photographs with the masks that lie beside them, where they have no other."""
+    photos = [photo for photo in photos if photo.path not in absent]
     listed, bare = {photo.path for photo in photos}, {photo.path for photo in photos if photo.mask is None}
     files = [path for folder in {path.parent for path in bare} for path in image_files(folder, masks=True)]
     masks = {path: mask for path, mask in masks_beside(files).items() if path in bare and mask not in listed}
     if masks:
-        level = logging.INFO if len(masks) == len(listed) else logging.WARNING
         text = "%s: of %d photographs, %d have a mask beside them, which is used: the first is %s"
+        level = logging.INFO if len(masks) == len(listed) else logging.WARNING
         logger.log(level, text, source, len(listed), len(masks), min(masks.values()))
-    return [
-        photo
-        if photo.mask is not None or (mask := masks.get(photo.path)) is None
-        else replace(photo, mask=mask, white_mask=mask.name.lower().startswith("dynamic_"))
-        for photo in photos
-    ]
+    return [replace(photo, mask=photo.mask or masks.get(photo.path)) for photo in photos]
 
 
 def with_shrunk_images(photos: Sequence[Photo], images: Path, downscale: int) -> list[Photo]:
     """Returns photographs with their shrunk images, found by name without suffix in ``images_4`` beside ``images``."""
     folder = images.with_name(f"{images.name}_{downscale}")
     shrunk = {path.relative_to(folder).with_suffix(""): path for path in image_files(folder, "**/*")}
-    return [
-        replace(photo, shrunk=shrunk.get(photo.path.relative_to(images).with_suffix("")))
-        if photo.path.is_relative_to(images)
-        else photo
-        for photo in photos
-    ]
+    names = [Path(os.path.relpath(photo.path, images)).with_suffix("") for photo in photos]
+    return [replace(photo, shrunk=shrunk.get(name)) for photo, name in zip(photos, names, strict=True)]
 
 
 def read_split(name: str, photos: Sequence[Photo], options: LoadOptions) -> Split:
@@ -155,7 +141,7 @@ def read_split(name: str, photos: Sequence[Photo], options: LoadOptions) -> Spli
     Raises:
         FileNotFoundError: A mask is missing.
         ValueError: An image is unreadable, or not of the size that its camera takes; intrinsics are invalid; a mask is
-            unreadable, of another size than its image, or black throughout; depths are unreadable or of another shape
+            unreadable, of another size than its image, or leaves no pixel; depths are unreadable or of another shape
             than their image; or only some photographs have a time.
     """
     whole = [photo.path for photo in photos]
@@ -179,8 +165,7 @@ def read_split(name: str, photos: Sequence[Photo], options: LoadOptions) -> Spli
     local_slice = processes.rows(len(photos)) if divided else None
     images = read_images(paths, read, [photo.alpha for photo in photos], local_slice)
     files = [photo.mask for photo in photos]
-    white = [photo.white_mask for photo in photos]
-    masks = read_masks(files, sizes, read, white, local_slice) if any(files) else None
+    masks = read_masks(files, sizes, read, local_slice) if any(files) else None
     extras = _times(photos) | (_depths(photos, sizes, read, local_slice) if options.depth else {})
     names = [path.stem for path in whole]
     if len(set(names)) < len(names):  # two images have one name, or are one

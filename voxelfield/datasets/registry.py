@@ -12,10 +12,13 @@ from __future__ import annotations
 import difflib
 import functools
 import logging
+import mimetypes
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from voxelfield.datasets.images import image_files
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene
 from voxelfield.foundation.extensions import announced_objects, own_objects
@@ -132,12 +135,17 @@ def why_no_folder(path: Path) -> str:
 
 
 def _scene_around(path: Path) -> str:
-    """Names a scene among the folders in a folder, or the scene that a path is a part of."""
+    """Names a scene among the folders in a folder, the scene that a path is a part of, or the way to make one."""
     inside = next(filter(recognise, _folders_in(path)), None)
     if inside is not None:
         return f"; its folder {inside} is a scene"
     around = next(filter(recognise, path.resolve().parents[:2]), None)
-    return "" if around is None else f"; it is a part of the scene {around}"
+    if around is not None:
+        return f"; it is a part of the scene {around}"
+    is_video = (mimetypes.guess_type(path)[0] or "").startswith("video/")
+    source = next((each for each in (path, path / "images", path / "input") if is_video or image_files(each)), None)
+    command = f"`voxelfield process {shlex.quote(str(source))} -o SCENE`"
+    return "" if source is None else f"; {command} finds the poses of photographs and videos"
 
 
 def _folders_in(folder: Path) -> list[Path]:
