@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -170,7 +170,8 @@ def read_split(name: str, photos: Sequence[Photo], options: LoadOptions) -> Spli
     names = [path.stem for path in whole]
     if len(set(names)) < len(names):  # two images have one name, or are one
         names = [f"{index}_{name}" for index, name in enumerate(names)]
-    entries = {"mask_path": files, "time": [p.time for p in photos], "depth_file_path": [p.depth for p in photos]}
+    entries: dict[str, Sequence[Any]] = {"mask_path": files, "time": [p.time for p in photos]}
+    entries["depth_file_path"] = [p.depth for p in photos]
     entries["depth_unit_scale_factor"] = [None if p.depth is None else p.depth_unit for p in photos]
     return Split(images, cameras, tuple(names), masks, tuple(whole), extras, local_slice, entries)
 
