@@ -182,8 +182,10 @@ class _Entries(ChainMap[str, Any]):
         if self.get(key) is None:
             return default
         number = json_number(self.get(key))
-        if not abs(number) <= _LARGEST:
-            raise self.refusal(key, "be a finite number" if math.isnan(number) else f"be a number up to {_LARGEST:g}")
+        if not math.isfinite(number):
+            raise self.refusal(key, "be a finite number")
+        if key in ("time", "depth_unit_scale_factor") and abs(number) > _LARGEST:
+            raise self.refusal(key, f"be a number up to {_LARGEST:g}")
         if number <= above:
             raise self.refusal(key, f"be above {above:g}{unit}")
         return number
