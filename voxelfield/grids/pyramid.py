@@ -14,7 +14,7 @@ from voxelfield.foundation.checks import check_choice, check_not_negative
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError, shown
 from voxelfield.grids.boxes import Box, parse_box
 from voxelfield.grids.grid import Grid
-from voxelfield.grids.resampling import refuse_sharded
+from voxelfield.grids.resampling import refuse_computed
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
 from voxelfield.grids.working_copies import Combination, WorkingCopies, sample_levels
@@ -335,7 +335,7 @@ class VoxelPyramid(Grid):
                 optimizer's state cannot be resampled.
         """
         for level in self.levels:
-            refuse_sharded(level, "refit")
+            refuse_computed(level, "refit")
         if any(grid.count > 0 for grid in self.sparse_grids):
             raise ArgumentValueError("aabb must stay as it is once sparse levels have blocks")
         self.working_copies = None

@@ -61,15 +61,20 @@ def sample_vertices(
     return result
 
 
-def refuse_sharded(features: Tensor, operation: str) -> None:
-    """Raises if features are computed from others, or are divided among processes, now or from the next resharding on.
-
-    Between a forward pass and that, ``fully_shard`` replaces parameters by whole ones, and changes to those are lost.
-    """
+def refuse_computed(features: Tensor, operation: str) -> None:
+    """Raises if torch computes features from other parameters, which would keep their shape, or if they are sharded."""
     if not isinstance(features, nn.Parameter):
         raise ArgumentValueError(
             f"features must be a parameter for {operation}, got values that are computed: remove their parametrization"
         )
+    refuse_sharded(features, operation)
+
+
+def refuse_sharded(features: Tensor, operation: str) -> None:
+    """Raises if features are divided among processes, now or from the next resharding on.
+
+    Between a forward pass and that, ``fully_shard`` replaces parameters by whole ones, and changes to those are lost.
+    """
     if is_divided(features) or _is_lent(features):
         raise ArgumentValueError(
             f"features must be whole for {operation}, got those of a grid that fully_shard manages: use "

@@ -29,6 +29,7 @@ from voxelfield.grids.boxes import box_extent, box_tensor, parse_box, parse_reso
 from voxelfield.grids.grid import Grid
 from voxelfield.grids.resampling import (
     migratable_state,
+    refuse_computed,
     refuse_sharded,
     replace_values,
     sample_vertices,
@@ -331,7 +332,7 @@ class VoxelGrid(Grid):
                 its state for the grid has another shape and cannot be resampled. In all these cases nothing has
                 changed.
         """
-        refuse_sharded(self.features, "upsample")
+        refuse_computed(self.features, "upsample")
         self.refit(self.aabb, resolution, optimizer)
 
     @torch.no_grad()
@@ -356,7 +357,7 @@ class VoxelGrid(Grid):
                 nothing has changed.
         """
         box, shape = parse_box(aabb), parse_resolution(resolution)
-        refuse_sharded(self.features, "refit")
+        refuse_computed(self.features, "refit")
         state, shaped = migratable_state(self.features, optimizer) if optimizer is not None else ({}, [])
         low, high = self.aabb
         corners = (box_tensor(box, low.device) - low) / (high - low)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from voxelfield.foundation.autograd import MaybeTensor, OpFunction
 from voxelfield.foundation.checks import (
+    check_dense,
     check_dtype,
     check_fraction,
     check_order,
@@ -28,9 +29,11 @@ Results = tuple[Tensor, ...]
 def int64_offsets(ray_offsets: Any, name: str, values: Any) -> Any:
     """Returns offsets as int64 if they are int32; raises if they fall or leave the rows of ``values``, called ``name``.
 
-    That is for Python to look at, because kernels do not wait for the values. All else is left to the kernels.
+    That is for Python to look at, because kernels do not wait for the values. All else is left to the kernels, which
+    know ``values`` as density.
     """
-    if isinstance(ray_offsets, Tensor) and isinstance(values, Tensor) and ray_offsets.ndim == values.ndim == 1:
+    check_dense(name, values)
+    if isinstance(ray_offsets, Tensor) and ray_offsets.ndim == values.ndim == 1:
         if ray_offsets.dtype is torch.int32:
             ray_offsets = ray_offsets.long()
         if ray_offsets.dtype is torch.int64:
