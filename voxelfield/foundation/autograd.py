@@ -12,6 +12,7 @@ from torch.autograd import Function, forward_ad
 from voxelfield.foundation.private_torch import (
     forward_mode_level,
     functorch_active,
+    is_dead_wrapper,
     is_mapped,
     unwrap_dead_wrappers,
 )
@@ -58,9 +59,9 @@ class OpFunction(Function):
         if functorch_active() or forward_mode_level() >= 0:
             return cls.apply_transformed(*inputs)
         if torch.is_grad_enabled():
-            for x in inputs:
-                if isinstance(x, Tensor) and x.requires_grad:
-                    return cls.record(*unwrap_dead_wrappers(inputs))
+            trained = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
+            if trained:
+                return cls.record(*(unwrap_dead_wrappers(inputs) if any(map(is_dead_wrapper, trained)) else inputs))
         return cls.forward(*inputs)
 
     @classmethod

@@ -18,6 +18,7 @@ __all__ = [
     "below_autograd",
     "forward_mode_level",
     "functorch_active",
+    "is_dead_wrapper",
     "is_mapped",
     "remove_batch_dim",
     "unwrap_dead_wrappers",
@@ -30,6 +31,9 @@ below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
 
 # Whether torch.func transforms the call: Function.apply asks the same, but tells nobody.
 functorch_active = torch._C._are_functorch_transforms_active
+
+# Whether a tensor is a wrapper of a call of torch.func that has returned, for unwrap_dead_wrappers below.
+is_dead_wrapper = torch._C._functorch.is_dead_tensor_wrapper
 
 # Autograd's own batches of gradients reach an op at the dispatch key Batched, for which torch has no public interface.
 add_batch_dim = torch._add_batch_dim

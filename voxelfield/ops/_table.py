@@ -234,7 +234,7 @@ class Op:
 
     def _make_formula(self) -> Callable[..., Any]:
         """Returns a function of all arguments that applies a Function with the declared gradients, or a refusal."""
-        apply, count = _function_of(self).apply, len(self.outputs)
+        apply, count, at = _function_of(self).apply, len(self.outputs), self._list_at
         constants = set(self.tensors).difference(self.differentiable) if self.derivative == "gradients" else set()
         held = [i for i, name in enumerate(self.arguments) if name in constants]
 
@@ -242,14 +242,12 @@ class Op:
             if not (torch.is_grad_enabled() or forward_mode_active()):
                 with below_autograd():
                     return self.raw(*arguments)
-            inputs = list(arguments)
             for i in held:
-                if isinstance(inputs[i], Tensor) and inputs[i].requires_grad:
-                    inputs[i] = inputs[i].detach()
-            if self._list_at is None:
-                return apply(*inputs)
-            at = self._list_at
-            results = apply(*inputs[:at], *inputs[at], *inputs[at + 1 :])
+                if isinstance(arguments[i], Tensor) and arguments[i].requires_grad:
+                    arguments = (*arguments[:i], arguments[i].detach(), *arguments[i + 1 :])
+            if at is None:
+                return apply(*arguments)
+            results = apply(*arguments[:at], *arguments[at], *arguments[at + 1 :])
             # A Function cannot return a list of tensors; the last result is one if there are more than expected.
             return results if count == 1 else (*results[: count - 1], list(results[count - 1 :]))
 
@@ -349,24 +347,29 @@ def _mapped_size(x: Tensor, level: int) -> int | None:
 
 def _function_of(op: Op) -> type[OpFunction]:
     """Makes the Function of an op with declared gradients, or with a derivative that is refused."""
-    gradients, refusal = op.gradients, op.refusal
-    backward_name = f"{op.name}_backward"
+    gradients, refusal, at = op.gradients, op.refusal, op._list_at
     read = [] if gradients is None else list(inspect.signature(gradients).parameters)
-    parameters = tuple(read)
+    parameters = tuple(name for name in read if name != "backward")
+    backward_arguments: list[str] = []
+    found_names: list[str] = []
     if "backward" in read:
-        schema = getattr(torch.ops.voxelfield, backward_name).default._schema
-        read += [x.name for x in schema.arguments if x.name not in read]
+        schema = getattr(torch.ops.voxelfield, f"{op.name}_backward").default._schema
+        backward_arguments = [x.name for x in schema.arguments]
+        found_names = [x.name.removeprefix("grad_") for x in schema.returns]
+        read += [name for name in backward_arguments if name not in read]
+    places = {name: i for i, name in enumerate((*op.arguments, *op.outputs))}
     stored = [name for name in read if name in op.tensors or name in op.outputs]
     plain = [name for name in read if name in op.arguments and name not in op.tensors]
+    stored_at, plain_at = [places[name] for name in stored], [places[name] for name in plain]
+    stored_list = None if at is None or op.arguments[at] not in stored else stored.index(op.arguments[at])
     arriving = [f"grad_{name}" if name else "grad" for name in op.outputs]
 
     def run_backward(named: dict[str, Any], **more: Any) -> dict[str, Any]:
-        backward = TABLE[backward_name]
+        apply = TABLE[f"{op.name}_backward"]._apply
+        assert apply is not None
         named = named | more
-        assert backward._apply is not None
-        found = backward._apply(*[named[name] for name in backward.arguments])
-        found = found if isinstance(found, tuple) else (found,)
-        return {name.removeprefix("grad_"): x for name, x in zip(backward.outputs, found, strict=True)}
+        found = apply(*[named[name] for name in backward_arguments])
+        return dict(zip(found_names, found if isinstance(found, tuple) else (found,), strict=True))
 
     class Declared(OpFunction):
         @staticmethod
@@ -379,31 +382,34 @@ def _function_of(op: Op) -> type[OpFunction]:
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             if gradients is None:
                 return
-            named = dict(zip(op.arguments, op.nested(inputs), strict=True))
-            named.update(zip(op.outputs, output if isinstance(output, tuple) else (output,), strict=True))
-            ctx.plain = {name: named[name] for name in plain}
-            tensors = [named[name] for name in stored]
-            ctx.lengths = [len(x) if isinstance(x, list) else None for x in tensors]
-            ctx.save_for_backward(*_unpacked(tensors))
+            values = (*op.nested(inputs), *(output if isinstance(output, tuple) else (output,)))
+            ctx.plain = [values[i] for i in plain_at]
+            tensors = [values[i] for i in stored_at]
+            if stored_list is not None:
+                tensors[stored_list : stored_list + 1] = tensors[stored_list]
+            ctx.save_for_backward(*tensors)
 
         @staticmethod
         def backward(ctx: Any, *grads: MaybeTensor) -> tuple[MaybeTensor, ...]:
             if gradients is None:
                 raise NotImplementedError(refusal)
-            tensors = iter(ctx.saved_tensors)
-            named = {**ctx.plain, **dict(zip(arriving, grads, strict=True))}
-            for name, length in zip(stored, ctx.lengths, strict=True):
-                named[name] = next(tensors) if length is None else [next(tensors) for _ in range(length)]
-            needs = dict(zip(op.arguments, op.nested(ctx.needs_input_grad), strict=True))
+            tensors, needs = list(ctx.saved_tensors), ctx.needs_input_grad
+            if stored_list is not None:
+                end = len(tensors) - (len(stored) - stored_list - 1)
+                tensors[stored_list:end] = [tensors[stored_list:end]]
+            named = dict(zip((*plain, *stored, *arriving), (*ctx.plain, *tensors, *grads), strict=True))
             if "needs" in parameters:
-                named["needs"] = {name for name, need in needs.items() if any(_unpacked([need]))}
-            # A copy, because a cycle would keep the graph alive, and with it streams that no CUDA graph may wait for.
-            named["backward"] = partial(run_backward, dict(named))
-            found = gradients(**{name: named[name] for name in parameters})
-            flat: list[MaybeTensor] = []
-            for name, need in needs.items():
-                x = found.get(name)
-                flat += (x or [None] * len(need)) if isinstance(need, list) else [x]
+                each = zip(op.arguments, op.nested(needs), strict=True)
+                named["needs"] = {name for name, need in each if need and (need is True or any(need))}
+            passed = {name: named[name] for name in parameters}
+            if backward_arguments:
+                # Not in ``named``: a cycle would keep the graph alive, and with it streams that no CUDA graph may wait
+                # for.
+                passed["backward"] = partial(run_backward, named)
+            found = gradients(**passed)
+            flat: list[Any] = [found.get(name) for name in op.arguments]
+            if at is not None:
+                flat[at : at + 1] = flat[at] or [None] * (len(needs) - len(flat) + 1)
             return tuple(flat)
 
         @staticmethod
