@@ -33,7 +33,7 @@ below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
 functorch_active = torch._C._are_functorch_transforms_active
 
 # Whether a tensor is a wrapper of a call of torch.func that has returned, for unwrap_dead_wrappers below.
-is_dead_wrapper = torch._C._functorch.is_dead_tensor_wrapper
+is_dead_wrapper = torch._C._functorch.is_dead_tensor_wrapper  # type: ignore[attr-defined]
 
 # Autograd's own batches of gradients reach an op at the dispatch key Batched, for which torch has no public interface.
 add_batch_dim = torch._add_batch_dim
