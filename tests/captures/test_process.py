@@ -15,7 +15,8 @@ from PIL import Image
 from room_corner import corner_cameras, write_photographs
 
 import voxelfield
-from voxelfield.captures.processing import REPORT, copy_photographs, extract_frames, photographs_in, process
+from voxelfield.captures.photographs import copy_photographs, extract_frames, photographs_in
+from voxelfield.captures.processing import REPORT, process
 from voxelfield.cli.command import main
 from voxelfield.datasets.images import read_images
 from voxelfield.media.video import write_video

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from raw_png import png_of_16_bits
 
-from voxelfield.captures.processing import copy_photographs
+from voxelfield.captures.photographs import copy_photographs
 from voxelfield.datasets.images import exif_orientation, image_size, read_images
 
 READ = {"PNG", "JPEG", "MPO", "WEBP", "TIFF", "BMP"}
