@@ -312,13 +312,14 @@ def test_bench_compares_with_grid_sample(device, capsys: pytest.CaptureFixture[s
 def without_packages_for_training(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
     """Exit status, complaints and output of commands, by their verb, in one process that has no optional package."""
     commands = [
+        # First, because messages are logged to the error stream of the first verb that runs.
+        ("download", "lego", "--root", str(tmp_path_factory.mktemp("scenes")), "--url", "http://127.0.0.1:9/toy.zip"),
         ("train", "scene=bricks"),
         ("eval", "run"),
         ("render", "run"),
         ("export", "run", "--mesh", "a.ply"),
         ("process", "in", "-o", "out"),
         ("inspect", "in"),
-        ("download", "lego", "--root", str(tmp_path_factory.mktemp("scenes")), "--url", "http://127.0.0.1:9/toy.zip"),
         ("bench", "--resolution", "9", "--points", "50"),
         ("doctor",),
     ]
