@@ -28,7 +28,7 @@ LOAD = """
 import sys, torch
 torch.ops.load_library(sys.argv[1])
 grid = torch.arange(8.0).reshape(1, 2, 2, 2, 1)
-options = (None, 0, True, False, False, False)
+options = (0, True, False, False, False)
 print("centre", torch.ops.voxelfield.sample_trilinear([grid], torch.full((1, 1, 3), 0.5), *options).item())
 assert "voxelfield" not in sys.modules
 """
