@@ -257,7 +257,10 @@ def leave(status: int) -> None:
                 notes.set("first_ends", "")
                 if status in (0, INTERRUPTED):
                     others = [f"ends/{rank}" for rank in range(1, processes.count())]
-                    notes.wait(others, timedelta(seconds=_VERDICT_SECONDS))
+                    deadline = time.monotonic() + _VERDICT_SECONDS
+                    # wait() would print lines of torch's own where a process has been killed.
+                    while not notes.check(others) and time.monotonic() < deadline:
+                        time.sleep(_POLL_SECONDS)
             elif status == 0:
                 while not notes.check(["first_ends"]):
                     time.sleep(_POLL_SECONDS)
