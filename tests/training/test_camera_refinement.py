@@ -365,7 +365,7 @@ def test_an_image_of_something_else_is_found_nowhere(refined, scene):
 
 
 def test_a_dark_photograph_is_not_lost_if_its_exposure_is_known(refined, scene):
-    exposure = AffineExposure(len(scene.train))
+    exposure = AffineExposure(scene.train.cameras.c2w)
     with torch.no_grad():
         exposure.log_gain[3] = math.log(0.4)
     colors = scene.train.images[..., :3] * exposure.corrections()[0].detach()[:, None, None]

@@ -27,7 +27,7 @@ RADIUS = 0.7
 
 def learned(images: int = 4, dtype: torch.dtype = torch.float32) -> AffineExposure:
     """A module that has learned something."""
-    exposure = AffineExposure(images).to(dtype)
+    exposure = AffineExposure(torch.eye(4).repeat(images, 1, 1)).to(dtype)
     torch.nn.init.normal_(exposure.log_gain, 0.2, 0.3)
     torch.nn.init.normal_(exposure.offset, -0.1, 0.1)
     return exposure
@@ -37,7 +37,7 @@ def learned(images: int = 4, dtype: torch.dtype = torch.float32) -> AffineExposu
 
 
 def test_before_training_nothing_changes_to_the_bit(device):
-    exposure = AffineExposure(3).to(device)
+    exposure = AffineExposure(torch.eye(4).repeat(3, 1, 1)).to(device)
     rgb, opacity = torch.rand(12, 3, device=device), torch.rand(12, device=device)
     images = torch.tensor([0, 2, 2, 1, 0, 1], device=device)
     assert torch.equal(exposure(rgb, opacity, images), rgb)
@@ -272,7 +272,7 @@ def test_a_resumed_training_ends_the_same_to_the_bit(scene, tmp_path):
     expected, actual = load_checkpoint(whole.output), load_checkpoint(second.output)
     for one, two in zip(whole.field.parameters(), second.field.parameters(), strict=True):
         assert torch.equal(one, two)
-    assert set(expected["exposure"]) == {"log_gain", "offset"}
+    assert set(expected["exposure"]) == {"log_gain", "offset", "poses", "applied"}
     for name, values in expected["exposure"].items():
         assert torch.equal(values, actual["exposure"][name]), name
     moments, others = (state["optimizer"]["exposure"]["state"] for state in (expected, actual))

@@ -67,7 +67,7 @@ def test_a_run_multiplies_the_rates_of_its_field():
 
 @pytest.mark.parametrize("kind", ["dense", "sh"])
 def test_exposures_have_a_rate_of_their_own_and_are_updated(device, kind):
-    field, exposure = make_field(kind, device), AffineExposure(2).to(device)
+    field, exposure = make_field(kind, device), AffineExposure(torch.eye(4).repeat(2, 1, 1)).to(device)
     parameters = list(exposure.parameters())
     groups = {"exposure": (parameters, 0.25)}
     optimizers = optimizers_of(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -18,9 +19,23 @@ from voxelfield.models.component import Component
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
 
+logger = logging.getLogger(__name__)
+
 # A camera changes gains far more than offsets. Measured in this unit, offsets learn ten times more slowly and are more
 # strongly regularised. Otherwise they would absorb half of the gain where a scene has little contrast.
 _OFFSET_UNIT = 0.1
+# With ``auto``: the fraction of the steps after which it is decided whether exposures vary, and the standard deviation of
+# the logarithms of gains from which on they do (docs/experiments/photographs.md).
+_DECIDED_AT = 0.25
+_VARIES = 0.03
+# Exposures of other views are predicted from this many training images, weighted by the inverse of this power of the
+# distance. A difference of directions counts as one of these numbers of distances between neighbouring cameras.
+_NEIGHBOURS = 3
+_POWER = 3
+_TURNS = (1.0, 3.0, 10.0, 30.0)
+_NEAREST = 1e-6
+# Number of training images for which a prediction is compared with what was learned.
+_MAX_COMPARED = 1000
 # Pieces of a response curve. A power of two, so that the identity is exact.
 _PIECES = 8
 # Below this opacity a ray shows nothing whose colour could be found by a division.
@@ -93,9 +108,10 @@ class ExposureSettings(ComponentSettings):
     """Settings of :class:`AffineExposure`.
 
     Attributes:
-        exposure: Correction of exposure and white balance learned for each training image: ``none``, or ``affine``,
-            a gain and an offset for each channel (:class:`voxelfield.components.exposure.AffineExposure`).
-        penalty: Squared deviation of the exposure corrections from the identity, with ``trainer.exposure=affine``.
+        exposure: Correction of exposure and white balance learned for each training image: ``none``, ``affine``, a gain
+            and an offset for each channel (:class:`voxelfield.components.exposure.AffineExposure`), or ``auto``, which
+            gives them up after a quarter of the steps if they hardly vary.
+        penalty: Squared deviation of the exposure corrections from the identity, with ``trainer.exposure``.
         exposure_lr: Learning rate of the exposures of training images, with ``trainer.exposure``, and of the cameras'
             ``trainer.vignetting`` and ``trainer.response``.
     """
@@ -103,13 +119,16 @@ class ExposureSettings(ComponentSettings):
     name = "exposure"
     # Corrections apply to an environment too. Terms are added up in the order of components.
     after = ("environment", "depth", "structure")
-    exposure: Literal["none", "affine"] = key("trainer.exposure", "none", off="none", fixed=True)
+    exposure: Literal["none", "affine", "auto"] = key("trainer.exposure", "none", off="none", fixed=True)
     penalty: NotNegative = key("trainer.loss.exposure", 1e-3, idle=True)
     exposure_lr: Positive = key("optimizer.exposure_lr", 0.01)
 
     def build(self, training: Training) -> Iterable[Component]:
         """Returns the component."""
-        return [AffineExposure(len(training.scene.train)).learned(training, self.exposure_lr, self.penalty)]
+        exposure = AffineExposure(training.scene.train.cameras.c2w)
+        if self.exposure == "auto":
+            exposure.decided_at = max(1, round(_DECIDED_AT * training.config.trainer.steps))
+        return [exposure.learned(training, self.exposure_lr, self.penalty)]
 
 
 class AffineExposure(Correction):
@@ -129,19 +148,89 @@ class AffineExposure(Correction):
     explain more, including effects that are not properties of the camera.
 
     Args:
-        images: Number of training images N.
+        poses: (N, 4, 4) camera to world, of the training images.
 
     Attributes:
         log_gain: (N, 3) logarithms of gains.
         offset: (N, 3) offsets, in tenths of the range of colours.
+        poses: As given, on the CPU at first.
+        applied: () 1, or 0 once it was decided that exposures do not vary, after which the correction is the identity.
+        decided_at: The number of steps before which that is decided; None if it is not.
     """
 
     name = "exposure"
+    poses: Tensor
+    applied: Tensor
 
-    def __init__(self, images: int) -> None:
+    def __init__(self, poses: Tensor) -> None:
         super().__init__()
-        self.log_gain = nn.Parameter(torch.zeros(images, 3))
-        self.offset = nn.Parameter(torch.zeros(images, 3))
+        self.log_gain = nn.Parameter(torch.zeros(len(poses), 3))
+        self.offset = nn.Parameter(torch.zeros(len(poses), 3))
+        self.register_buffer("poses", poses.detach().to("cpu", copy=True))
+        self.register_buffer("applied", torch.ones(()))
+        self.decided_at: int | None = None
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Tensor]) -> AffineExposure:
+        """Returns the corrections of a state dict, on the CPU and without gradients."""
+        exposure = cls(state["poses"])
+        exposure.load_state_dict(state)
+        return exposure.requires_grad_(False)
+
+    @torch.no_grad()
+    def before_step(self, step: int) -> None:
+        """Decides whether exposures vary."""
+        if step != self.decided_at:
+            return
+        spread = float(self._centred()[0].square().mean().sqrt())
+        if spread < _VARIES:
+            self.applied.zero_()
+        logger.info(
+            "exposures of photographs differ by %.1f %%: they %s (trainer.exposure=auto)",
+            *(100 * spread, "are not corrected any longer" if spread < _VARIES else "remain corrected"),
+        )
+
+    @torch.no_grad()
+    def predict(self, poses: Tensor) -> tuple[Tensor, Tensor]:
+        """Predicts gains and offsets of other views from those of training images nearby.
+
+        A camera that measures its exposure sets it by what it sees, so photographs taken close to each other in similar
+        directions have similar exposures. The prediction is a mean over the three nearest training images, weighted by
+        the inverse cubes of distances (Shepard 1968). A distance consists of that of the places, in typical distances
+        of neighbouring cameras, and of that of the directions, with the weight by which each training image is
+        predicted best from the others. If no weight predicts these better than the mean of all does, then the
+        prediction is that mean, the identity.
+
+        Args:
+            poses: (V, 4, 4) camera to world, on any device.
+
+        Returns:
+            Gains (V, 3) and offsets (V, 3) on the device of the parameters, for colours in [0, 1].
+        """
+        known, values = self.poses.cpu().double(), torch.cat(self._centred(), dim=1).cpu().double()
+        count = len(known)
+        result = torch.zeros(len(poses), 6, dtype=torch.float64)
+        if count > _NEIGHBOURS:
+            some = torch.arange(0, count, -(-count // _MAX_COMPARED))
+            places, others = known[:, :3, 3], torch.arange(len(some))
+            apart = torch.cdist(places[some], places)
+            apart[others, some] = torch.inf
+            unit = float(apart.amin(dim=1).median()) or 1.0
+
+            def predicted(views: Tensor, turn: float, itself: bool) -> Tensor:
+                distance = (torch.cdist(views[:, :3, 3], places) / unit).square()
+                distance += (turn * torch.cdist(views[:, :3, 2], known[:, :3, 2])).square()
+                if not itself:
+                    distance[others, some] = torch.inf
+                nearest = distance.sqrt().topk(_NEIGHBOURS, largest=False)
+                weights = nearest.values.clamp(min=_NEAREST) ** -_POWER
+                return (values[nearest.indices] * (weights / weights.sum(dim=1, keepdim=True))[..., None]).sum(dim=1)
+
+            errors = [float((predicted(known[some], turn, False) - values[some]).square().sum()) for turn in _TURNS]
+            if min(errors) < float((values[some] * count / (count - 1)).square().sum()):
+                result = predicted(poses.cpu().double(), _TURNS[errors.index(min(errors))], True)
+        log_gain, offset = result.to(self.log_gain).split(3, dim=1)
+        return log_gain.exp(), _OFFSET_UNIT * offset
 
     def corrections(self) -> tuple[Tensor, Tensor]:
         """Returns the images' gains (N, 3), positive, and offsets (N, 3), for colours in [0, 1]; differentiable."""
@@ -191,14 +280,13 @@ class AffineExposure(Correction):
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError if the state has another number of images."""
-        for name, own in self.state_dict().items():
-            if len(state[name]) != len(own):
-                raise ValueError(
-                    f"scene must have {len(state[name])} training images, one for each saved exposure, got {len(own)}"
-                )
+        saved, own = len(state["log_gain"]), len(self.log_gain)
+        if saved != own:
+            raise ValueError(f"scene must have {saved} training images, one for each saved exposure, got {own}")
 
     def _centred(self) -> tuple[Tensor, Tensor]:
-        return self.log_gain - self.log_gain.mean(dim=0), self.offset - self.offset.mean(dim=0)
+        log_gain, offset = (values - values.mean(dim=0) for values in (self.log_gain, self.offset))
+        return self.applied * log_gain, self.applied * offset
 
 
 @dataclass(frozen=True)
@@ -345,11 +433,8 @@ class CameraTones(Correction):
         """
         (height, width), device = view.opacity.shape, view.rgb.device
         places = columns_and_rows(torch.arange(height * width, device=device), width, height) + 0.5
-        opacity = torch.ones_like(view.opacity) if background is None else view.opacity
-        behind = 0.0 if background is None else (1 - opacity)[..., None] * background
         views = torch.full_like(places[:, 0], index, dtype=torch.int64)
-        rgb = self((view.rgb - behind).view(-1, 3), opacity.flatten(), places, views)
-        return replace(view, rgb=rgb.view_as(view.rgb) + behind)
+        return recolored(view, background, lambda rgb, opacity: self(rgb, opacity, places, views))
 
     def penalty(self) -> Tensor:
         """Returns the mean squares of the coefficients and of the logarithms of slopes, summed, ()."""
@@ -380,6 +465,21 @@ class CameraTones(Correction):
         slopes = F.pad(self._centred(), (0, 0, 0, 0, 0, 1)).exp()
         starts = torch.arange(_PIECES, device=slopes.device) / _PIECES
         return slopes, (slopes.cumsum(dim=-1) - slopes) / _PIECES - slopes * starts
+
+
+def recolored(view: View, background: Tensor | None, correct: Callable[[Tensor, Tensor], Tensor]) -> View:
+    """Returns a view whose emitted colours are corrected.
+
+    Args:
+        view: The view.
+        background: (3,) the colour behind it, which no camera has captured; None if all of it was captured, as with an
+            environment.
+        correct: Maps emitted colours (R, 3) and opacities (R,) to colours (R, 3).
+    """
+    opacity = torch.ones_like(view.opacity) if background is None else view.opacity
+    behind = 0.0 if background is None else (1 - opacity)[..., None] * background
+    rgb = correct((view.rgb - behind).view(-1, 3), opacity.flatten())
+    return replace(view, rgb=rgb.view_as(view.rgb) + behind)
 
 
 def distinct(cameras: Cameras) -> Tensor:

@@ -23,7 +23,7 @@ from voxelfield.run_directory import checkpoints
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 10
+FORMAT = 11
 """Layout version of the files. Raise it when an older voxelfield could not resume from them."""
 
 ADDED = {"format", "voxelfield"}

@@ -46,8 +46,10 @@ def load(path: Path | str, device: torch.device | str = "auto") -> TrainedModel:
         path, saved = load_resolved(path, device, _OF_TRAINING_ONLY)
     with contents_of(path, error):
         trained = restore_trained_model(saved["config"], saved["model"], saved["step"], device)
-        cameras, tones = saved.get("cameras"), saved.get("tones")
+        cameras, tones, exposures = saved.get("cameras"), saved.get("tones"), saved.get("exposure")
         # A user's component may have one of these names.
         cameras = cameras if trained.config.camera.refines else None
         tones = tones if trained.trainer.vignetting or trained.trainer.response else None
-        return replace(trained, cameras=cameras and RefinedCameras.from_state(cameras), tones=tones or None)
+        exposures = exposures if exposures and trained.trainer.exposure != "none" and exposures["applied"] else None
+        cameras = cameras and RefinedCameras.from_state(cameras)
+        return replace(trained, cameras=cameras, tones=tones or None, exposures=exposures)

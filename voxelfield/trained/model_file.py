@@ -39,7 +39,7 @@ from voxelfield.rendering.render import shaded
 from voxelfield.trained.checkpoint_file import contents_of
 from voxelfield.trained.trained_model import TrainedModel
 
-FORMAT = 8
+FORMAT = 9
 """Layout version of the files. Raise it when an older voxelfield could not read them."""
 
 Quality = Literal["exact", "standard", "small"]
@@ -125,7 +125,8 @@ def save_model(
     tensors["occupancy.aabb"] = occupancy.aabb
     state = {name: value for name, value in run.model.state_dict().items() if not name.startswith("occupancy.")}
     tensors |= {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    tensors |= {f"tones/{name}": value for name, value in (run.tones or {}).items()}
+    for kind, corrections in (("tones", run.tones), ("exposure", run.exposures)):
+        tensors |= {f"{kind}/{name}": value for name, value in (corrections or {}).items()}
     names = [next(name for name, own in run.model.named_parameters() if own is level) for level in grid.levels]
     for number, name in enumerate(names):
         if steps is None:
@@ -181,7 +182,10 @@ def read_model_file(path: Path, device: torch.device) -> dict[str, Any]:
             "config": dict(description["config"]),
             "step": int(description["steps"]),
             "model": _unpack(description, tensors, device, len(content)),
-            "tones": {name.removeprefix("tones/"): x for name, x in tensors.items() if name.startswith("tones/")},
+            **{
+                kind: {name.removeprefix(f"{kind}/"): x for name, x in tensors.items() if name.startswith(f"{kind}/")}
+                for kind in ("tones", "exposure")
+            },
         }
 
 
@@ -206,7 +210,7 @@ def _unpack(description: dict[str, Any], tensors: dict[str, Tensor], device: tor
     bits = unpack(tensors["occupancy.bits"], -(-math.prod(cells) // 8))
     occupied = torch.from_numpy(np.unpackbits(bits.numpy(), count=math.prod(cells))).to(device).bool().view(cells)
     aabb = tensors["occupancy.aabb"]
-    others = ("occupancy.", "step/", "tones/")  # no module can have a name with a slash
+    others = ("occupancy.", "step/", "tones/", "exposure/")  # no module can have a name with a slash
     state: dict[str, Any] = {name: values for name, values in tensors.items() if not name.startswith(others)}
     # A field without a grid need not have its box among its buffers.
     box = state[min(name for name in state if name.startswith("field.") and name.endswith("aabb"))] if shapes else aabb

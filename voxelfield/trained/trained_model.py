@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import processes
-from voxelfield.components.exposure import CameraTones
+from voxelfield.components.exposure import AffineExposure, CameraTones, recolored
 from voxelfield.components.refinement import RefinedCameras, refine_views
 from voxelfield.config import parse
 from voxelfield.datasets.loading import find_scene, load_scene
@@ -68,6 +68,9 @@ class TrainedModel:
         tones: State of the training cameras' vignetting and response
             (:class:`voxelfield.components.exposure.CameraTones`), if they were learned. Views are rendered
             without them; :meth:`evaluate` applies them before it compares views with photographs.
+        exposures: State of the training images' exposures (:class:`voxelfield.components.exposure.AffineExposure`), if
+            they were learned and differ. Views are rendered without them; :meth:`evaluate` predicts those of other
+            views from them.
     """
 
     model: Model
@@ -75,6 +78,7 @@ class TrainedModel:
     steps: int
     cameras: RefinedCameras | None = None
     tones: Mapping[str, Tensor] | None = None
+    exposures: Mapping[str, Tensor] | None = None
 
     @property
     def field(self) -> RadianceField:
@@ -158,8 +162,9 @@ class TrainedModel:
         """Compares the field with photographs, as the run's own evaluation does.
 
         After training with ``trainer.exposure``, ``trainer.vignetting`` or ``trainer.response``, views are evaluated as
-        rendered and with a fitted exposure; in both cases with the vignetting and the response of the cameras that took
-        them, if these were learned.
+        their cameras would show them: with the exposure that those of the training images nearby predict
+        (:meth:`voxelfield.components.exposure.AffineExposure.predict`), and with the vignetting and the response of the
+        cameras that took them. They are evaluated once more with an exposure that is fitted to each.
 
         In processes that train together (:mod:`voxelfield.processes`), all of them must make this call: each evaluates
         every n-th view, or those whose images it holds, writes their images and calls ``on_view``, and all return the
@@ -245,12 +250,14 @@ class TrainedModel:
                 if split.local_slice is not None:
                     local = [index for index in chosen if index in split.local_indices]
                 return evaluate_split(
-                    self._photographing(self._default_renderer if backend is None else self.renderer(backend), tones),
+                    self._photographing(
+                        self._default_renderer if backend is None else self.renderer(backend), split.cameras, tones
+                    ),
                     split,
                     self.model.background,
                     views=local,
                     lpips=Lpips(self.model.device) if lpips else None,
-                    fit_exposure=self.trainer.exposure != "none" or tones is not None,
+                    fit_exposure=self.exposures is not None or tones is not None,
                     environment=self.model.environment is not None,
                     on_view=called,
                     progress=progress and processes.is_first(),
@@ -301,13 +308,24 @@ class TrainedModel:
             )
         return cost
 
-    def _photographing(self, renderer: FieldRenderer, tones: CameraTones | None) -> Callable[[Cameras, int], View]:
-        """Returns a function that renders a view as its camera shows it."""
-        if tones is None:
-            return renderer.view
-        shown = copy.deepcopy(tones).to(self.model.device)
-        background = self.model.background if self.model.environment is None else None
-        return lambda cameras, index: shown.photograph(renderer.view(cameras, index), index, background)
+    def _photographing(
+        self, renderer: FieldRenderer, cameras: Cameras, tones: CameraTones | None
+    ) -> Callable[[Cameras, int], View]:
+        """Returns a function that renders one of the views of some cameras as its camera shows it."""
+        device, background = self.model.device, self.model.background if self.model.environment is None else None
+        shown = None if tones is None else copy.deepcopy(tones).to(device)
+        predicted = None
+        if self.exposures is not None:
+            predicted = AffineExposure.restored(self.exposures).to(device).predict(cameras.c2w)
+
+        def photograph(cameras: Cameras, index: int) -> View:
+            view = renderer.view(cameras, index)
+            if predicted is not None:
+                gain, offset = (values[index] for values in predicted)
+                view = recolored(view, background, lambda rgb, opacity: gain * rgb + offset * opacity[:, None])
+            return view if shown is None else shown.photograph(view, index, background)
+
+        return photograph
 
     def render(self, cameras: Cameras, index: int = 0) -> View:
         """Renders one camera's image as the run's own evaluation does.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from voxelfield import _library, processes
-from voxelfield.components.exposure import CameraTones
+from voxelfield.components.exposure import AffineExposure, CameraTones
 from voxelfield.components.refinement import CameraRefinement, RefinedCameras
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
@@ -313,10 +313,12 @@ class Session:
         Further steps change its field. A collective call.
         """
         self._state.materialize()
-        learned = self.component(CameraTones)
+        learned, exposure = self.component(CameraTones), self.component(AffineExposure)
         tones = None if learned is None else copy.deepcopy(learned.state_dict())
+        exposures = None if exposure is None or not exposure.applied else copy.deepcopy(exposure.state_dict())
         # Without the training images and the optimizer.
-        return TrainedModel(copy.copy(self.model), copy.deepcopy(self.config), self.step, self.cameras, tones)
+        model, config = copy.copy(self.model), copy.deepcopy(self.config)
+        return TrainedModel(model, config, self.step, self.cameras, tones, exposures)
 
     @property
     def cameras(self) -> RefinedCameras | None:
