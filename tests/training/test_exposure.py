@@ -16,6 +16,8 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.evaluation.evaluation import evaluate_split
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.trained.checkpoint_file import load_checkpoint
+from voxelfield.trained.loading import load
+from voxelfield.trained.model_file import save_model
 from voxelfield.training.logs import NullLogger
 from voxelfield.training.session import Session
 
@@ -111,6 +113,78 @@ def test_the_penalty_does_not_see_the_mean():
         exposure.offset -= torch.tensor([0.1, 0.2, 0.3])
     assert exposure.penalty().item() == pytest.approx(before, rel=1e-4)
     assert before > 0.01
+
+
+# ------------------------------------------------------------------------------------------------- other views
+
+
+def around(angles: Tensor) -> Tensor:
+    """Poses (N, 4, 4) on a circle of radius 3, from which cameras look at its centre."""
+    back = torch.stack((angles.cos(), angles.sin(), torch.zeros_like(angles)), dim=-1)
+    up = torch.tensor([0.0, 0.0, 1.0]).expand_as(back)
+    poses = torch.eye(4).repeat(len(angles), 1, 1)
+    poses[:, :3] = torch.stack((torch.linalg.cross(up, back), up, back, 3 * back), dim=-1)
+    return poses
+
+
+def exposed(poses: Tensor, log_gain: Tensor) -> AffineExposure:
+    exposure = AffineExposure(poses)
+    with torch.no_grad():
+        exposure.log_gain.copy_(log_gain - log_gain.mean(dim=0))
+        exposure.offset.copy_(0.1 * exposure.log_gain)
+    return exposure
+
+
+CIRCLE = 2 * torch.pi * torch.arange(40) / 40
+
+
+def waves(angles: Tensor) -> Tensor:
+    """Logarithms of gains (N, 3) of a camera that measures what it sees on its way around."""
+    return 0.3 * torch.stack((angles.sin(), angles.cos(), (2 * angles).sin()), dim=-1)
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1.0, 1e4])
+def test_exposures_between_photographs_are_predicted(device, unit):
+    poses, between = around(CIRCLE), CIRCLE + torch.pi / 40
+    poses[:, :3, 3] *= unit
+    others = around(between)
+    others[:, :3, 3] *= unit
+    gain, offset = exposed(poses, waves(CIRCLE)).to(device).predict(others.to(device))
+    assert gain.device.type == offset.device.type == device.type
+    torch.testing.assert_close(gain.log().cpu(), waves(between), atol=0.03, rtol=0)
+    torch.testing.assert_close(offset.cpu(), 0.01 * waves(between), atol=1e-3, rtol=0)
+    assert waves(between).abs().amax() > 0.25
+
+
+def test_a_photograph_has_its_own_exposure():
+    exposure = exposed(around(CIRCLE), waves(CIRCLE))
+    gain, offset = exposure.predict(exposure.poses[[7, 30]])
+    expected = [values.detach()[[7, 30]] for values in exposure.corrections()]
+    torch.testing.assert_close([gain, offset], expected, atol=1e-6, rtol=1e-5)
+
+
+def test_directions_decide_where_places_do_not():
+    # Half of the cameras of a rig look one way, into the light, the others look back, from the same places.
+    places = torch.linspace(0, 1, 12).repeat_interleave(2)
+    poses = around(torch.tensor([0.0, torch.pi]).repeat(12))
+    poses[:, :3, 3] = places[:, None] * torch.tensor([0.0, 1.0, 0.0])
+    gains = torch.tensor([-0.2, 0.2]).repeat(12)[:, None].expand(-1, 3)
+    other = around(torch.tensor([0.0, torch.pi]))
+    other[:, :3, 3] = torch.tensor([0.0, 0.53, 0.0])
+    gain, _ = exposed(poses, gains).predict(other)
+    torch.testing.assert_close(gain.log(), gains[:2].contiguous(), atol=5e-3, rtol=0)
+
+
+def test_what_neighbours_do_not_tell_is_not_predicted():
+    alternating = torch.tensor([0.3, -0.3]).repeat(20)[:, None].expand(-1, 3)
+    for poses, gains in (
+        (around(CIRCLE), alternating),
+        (around(CIRCLE[:3]), waves(CIRCLE[:3])),
+        (around(torch.zeros(8)), alternating[:8]),
+    ):
+        gain, offset = exposed(poses, gains).predict(around(CIRCLE + 0.05))
+        assert torch.equal(gain, torch.ones(40, 3))
+        assert torch.equal(offset, torch.zeros(40, 3))
 
 
 # -------------------------------------------------------------------------------------------------- in a session
@@ -220,6 +294,57 @@ def test_views_held_out_are_judged_with_and_without_a_fit(scene, trained):
     background = plain.model.background
     fitted = evaluate_split(plain.renderer().view, scene.test, background, fit_exposure=True, progress=False)
     assert found.means()["psnr_fitted"] > fitted.means()["psnr_fitted"] + 1
+
+
+def gains_by_place(cameras: Cameras) -> Tensor:
+    """Gains (N, 3) of a camera that measures the light, which changes from one side to the other."""
+    return (0.4 * cameras.c2w[:, :1, 3] * torch.tensor([0.3, 0.2, 0.25])).exp()
+
+
+@pytest.fixture(scope="module")
+def measured() -> Scene:
+    """Photographs by a camera that measures the light, the same without, and views that are held out."""
+    train, test = cap(40, 0.0), cap(4, 0.2)
+    splits = {
+        "train": photographs("train", train, gains_by_place(train), torch.zeros(40, 3)),
+        "test": photographs("test", test, gains_by_place(test), torch.zeros(4, 3)),
+    }
+    return Scene("ball", torch.tensor([[-1.0] * 3, [1.0] * 3]), splits)
+
+
+def test_views_held_out_have_the_exposure_of_photographs_nearby(measured, tmp_path):
+    session = session_of(measured, "trainer.exposure=auto", *FITTED, output=tmp_path)
+    session.fit()
+    found = session.evaluate(progress=False)
+    trained = session.result()
+    as_rendered = evaluate_split(trained.render, measured.test, trained.model.background, progress=False)
+    assert found.psnr > as_rendered.psnr + 3
+    assert found.means()["psnr_fitted"] > found.psnr - 2
+    session.save()
+    save_model(tmp_path / "model.safetensors", trained)
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        assert load(path, device="cpu").evaluate(measured.test, progress=False).psnr == pytest.approx(found.psnr, abs=1)
+
+
+def test_exposures_that_do_not_vary_are_given_up(measured, tmp_path, caplog):
+    train = measured.train
+    alike = photographs("train", train.cameras, torch.ones(40, 3), torch.zeros(40, 3))
+    scene = Scene("ball", measured.aabb, {"train": alike, "test": measured.test})
+    options = ("trainer.exposure=auto", *FITTED, "trainer.stages=[{step:0,resolution:16},{step:200,resolution:32}]")
+    options += ("trainer.steps=220", "trainer.loss.exposure=0", "optimizer.exposure_lr=0.01")
+    session = session_of(scene, *options, output=tmp_path)
+    with caplog.at_level("INFO", "voxelfield.components.exposure"):
+        session.fit()
+    assert "they are not corrected (trainer.exposure=auto)" in caplog.text
+    gain, offset = session.component(AffineExposure).corrections()
+    assert torch.equal(gain, torch.ones(40, 3))
+    assert torch.equal(offset, torch.zeros(40, 3))
+    assert session.result().exposures is None
+    assert load(tmp_path, device="cpu").exposures is None
+    assert "psnr_fitted" not in session.evaluate(progress=False).means()
+    resumed = session_of(scene, *options)
+    resumed.restore(load_checkpoint(tmp_path))
+    assert torch.equal(resumed.component(AffineExposure).corrections()[0], torch.ones(40, 3))
 
 
 @pytest.mark.parametrize("side", [1, 2])

@@ -24,10 +24,9 @@ logger = logging.getLogger(__name__)
 # A camera changes gains far more than offsets. Measured in this unit, offsets learn ten times more slowly and are more
 # strongly regularised. Otherwise they would absorb half of the gain where a scene has little contrast.
 _OFFSET_UNIT = 0.1
-# With ``auto``: the fraction of the steps after which it is decided whether exposures vary, and the standard deviation of
-# the logarithms of gains from which on they do (docs/experiments/photographs.md).
-_DECIDED_AT = 0.25
-_VARIES = 0.03
+# With ``auto``: the standard deviation of the logarithms of gains from which on exposures vary
+# (docs/experiments/photographs.md#exposure-of-photographs).
+_VARIES = 0.05
 # Exposures of other views are predicted from this many training images, weighted by the inverse of this power of the
 # distance. A difference of directions counts as one of these numbers of distances between neighbouring cameras.
 _NEIGHBOURS = 3
@@ -87,6 +86,8 @@ class Correction(nn.Module, Component):  # type: ignore[misc]
         """
         rgb, opacity = outputs.rgb, outputs.rendering.opacity
         outputs.rgb = self.photographed(rgb, opacity, batch)
+        if outputs.rgb is rgb:
+            return
         with torch.no_grad():
             change = rgb - outputs.rgb
             if self._behind is not None:
@@ -110,7 +111,7 @@ class ExposureSettings(ComponentSettings):
     Attributes:
         exposure: Correction of exposure and white balance learned for each training image: ``none``, ``affine``, a gain
             and an offset for each channel (:class:`voxelfield.components.exposure.AffineExposure`), or ``auto``, which
-            gives them up after a quarter of the steps if they hardly vary.
+            gives them up when the last stage of ``trainer.stages`` begins, unless they vary by then.
         penalty: Squared deviation of the exposure corrections from the identity, with ``trainer.exposure``.
         exposure_lr: Learning rate of the exposures of training images, with ``trainer.exposure``, and of the cameras'
             ``trainer.vignetting`` and ``trainer.response``.
@@ -127,7 +128,7 @@ class ExposureSettings(ComponentSettings):
         """Returns the component."""
         exposure = AffineExposure(training.scene.train.cameras.c2w)
         if self.exposure == "auto":
-            exposure.decided_at = max(1, round(_DECIDED_AT * training.config.trainer.steps))
+            exposure.decided_at = max(stage.step for stage in training.config.trainer.stages)
         return [exposure.learned(training, self.exposure_lr, self.penalty)]
 
 
@@ -154,8 +155,8 @@ class AffineExposure(Correction):
         log_gain: (N, 3) logarithms of gains.
         offset: (N, 3) offsets, in tenths of the range of colours.
         poses: As given, on the CPU at first.
-        applied: () 1, or 0 once it was decided that exposures do not vary, after which the correction is the identity.
-        decided_at: The number of steps before which that is decided; None if it is not.
+        applied: () bool; False once the correction is given up, because exposures do not vary, and is the identity.
+        decided_at: The number of steps after which that is decided; None or 0 if it is not.
     """
 
     name = "exposure"
@@ -167,8 +168,9 @@ class AffineExposure(Correction):
         self.log_gain = nn.Parameter(torch.zeros(len(poses), 3))
         self.offset = nn.Parameter(torch.zeros(len(poses), 3))
         self.register_buffer("poses", poses.detach().to("cpu", copy=True))
-        self.register_buffer("applied", torch.ones(()))
+        self.register_buffer("applied", torch.ones((), dtype=torch.bool))
         self.decided_at: int | None = None
+        self._applies = True  # on the host, because a step on CUDA must not wait for the device
 
     @classmethod
     def restored(cls, state: Mapping[str, Tensor]) -> AffineExposure:
@@ -177,17 +179,23 @@ class AffineExposure(Correction):
         exposure.load_state_dict(state)
         return exposure.requires_grad_(False)
 
+    def load_state_dict(self, state: Mapping[str, Any], *args: Any, **options: Any) -> Any:
+        """Loads a state that ``state_dict`` returned, from any device."""
+        result = super().load_state_dict(state, *args, **options)
+        self._applies = bool(self.applied)
+        return result
+
     @torch.no_grad()
     def before_step(self, step: int) -> None:
-        """Decides whether exposures vary."""
-        if step != self.decided_at:
+        """Decides whether exposures vary. The stage that begins then captures a CUDA graph of its own."""
+        if not step or step != self.decided_at or not self._applies:
             return
         spread = float(self._centred()[0].square().mean().sqrt())
-        if spread < _VARIES:
-            self.applied.zero_()
+        self._applies = spread >= _VARIES
+        self.applied.fill_(self._applies)
         logger.info(
-            "exposures of photographs differ by %.1f %%: they %s (trainer.exposure=auto)",
-            *(100 * spread, "are not corrected any longer" if spread < _VARIES else "remain corrected"),
+            "exposures of photographs differ by %.1f %%: they are %s (trainer.exposure=auto)",
+            *(100 * spread, "corrected" if self._applies else "not corrected"),
         )
 
     @torch.no_grad()
@@ -256,7 +264,11 @@ class AffineExposure(Correction):
 
     def photographed(self, rgb: Tensor, opacity: Tensor, batch: Batch) -> Tensor:
         """Returns the colours of a batch's rays as they appear in their images."""
-        return self(rgb, opacity, batch.images)
+        return self(rgb, opacity, batch.images) if self._applies else rgb
+
+    def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
+        """Returns the penalty, also without a weight once the correction is given up: parameters need a gradient."""
+        return super().losses(outputs, batch) if self._applies else {self.name: self._weight * self.penalty()}
 
     @torch.no_grad()
     def undo(self, rgb: Tensor, images: Tensor) -> Tensor:
@@ -286,7 +298,7 @@ class AffineExposure(Correction):
 
     def _centred(self) -> tuple[Tensor, Tensor]:
         log_gain, offset = (values - values.mean(dim=0) for values in (self.log_gain, self.offset))
-        return self.applied * log_gain, self.applied * offset
+        return (log_gain, offset) if self._applies else (0 * log_gain, 0 * offset)
 
 
 @dataclass(frozen=True)
