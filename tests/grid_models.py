@@ -1,6 +1,8 @@
-"""Grids and pyramids with and without working copies, and their values as torch's own operations compute them."""
+"""Every kind of grid, with and without working copies, and their values as torch's own operations compute them."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -16,19 +18,54 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.training.optimizer import Optimizers
 
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
-KINDS = ("grid", "pyramid", "grid with copies", "pyramid with copies")
+STORED = (None, (0, 2, 3), (3,), None)
+
+
+def without_blocks(device: torch.device | str) -> VoxelPyramid:
+    """Returns two dense levels and a sparse one of 27 blocks, of which none exists."""
+    return VoxelPyramid((4, 8), 2, BOX, sparse_resolutions=(21,), init_range=1.0, device=device)
+
+
+def _sparse(device: torch.device | str) -> VoxelPyramid:
+    pyramid = without_blocks(device)
+    allocate(pyramid, 0)
+    with torch.no_grad():
+        pyramid.sparse_grids[0].features.uniform_(-1, 1)
+    return pyramid
+
+
+def allocate(pyramid: VoxelPyramid, seed: int, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Gives the sparse level random blocks, the first among them, and activates it."""
+    exists = torch.rand(3, 3, 3, generator=torch.Generator().manual_seed(seed)) < 0.5
+    exists[0, 0, 0] = True
+    cells = torch.zeros(9, 9, 9, dtype=torch.bool)
+    cells[1::3, 1::3, 1::3] = exists  # within the blocks, so that no neighbouring block is needed
+    pyramid.allocate(21, cells.to(pyramid.aabb.device), pyramid.aabb, optimizer)
+    pyramid.activate(21)
+
+
+GRIDS: dict[str, Callable[[torch.device | str], VoxelGrid | VoxelPyramid]] = {
+    "grid": lambda device: VoxelGrid((5, 6, 7), 2, BOX, init_std=1.0, device=device),
+    "pyramid": lambda device: VoxelPyramid((4, 8), 2, BOX, init_range=1.0, device=device),
+    "sum": lambda device: VoxelPyramid((4, 8), 2, BOX, reduce="sum", init_range=1.0, device=device),
+    "sum of some features": lambda device: VoxelPyramid(
+        (2, 4, 8, 16), 4, BOX, reduce="sum", level_channels=STORED, init_range=1.0, device=device
+    ),
+    "sparse": _sparse,
+}
+"""Every kind of grid, by name."""
+
+WITHOUT, WITH = tuple(GRIDS), tuple(f"{name} with copies" for name in GRIDS)
+KINDS = (*WITHOUT, *WITH)
 
 
 def build(kind: str, device: torch.device | str = "cpu") -> VoxelGrid | VoxelPyramid:
     """Returns a random model whose features have the same values in float16."""
-    if kind.startswith("grid"):
-        model: VoxelGrid | VoxelPyramid = VoxelGrid((5, 6, 7), 2, BOX, init_std=1.0, device=device)
-    else:
-        model = VoxelPyramid((4, 8), 2, BOX, init_range=1.0, device=device)
+    model = GRIDS[kind.removesuffix(" with copies")](device)
     with torch.no_grad():
         for level in model.levels:
             level.copy_(level.half())
-    if "copies" in kind:
+    if kind in WITH:
         model.enable_copies(torch.float16)
     return model
 
@@ -43,14 +80,39 @@ def grid_adam(model: VoxelGrid | VoxelPyramid, **options) -> GridAdam:
 
 
 def by_torch(model: VoxelGrid | VoxelPyramid, points: Tensor) -> Tensor:
-    """Samples the features (not the copies) of a model over ``BOX``."""
+    """Samples the active features (not the copies) of a model by ``F.grid_sample`` in float64."""
+    low, high = model.aabb.double()
+    unit = (points.double() - low) / (high - low)
     sampled = [
-        F.grid_sample(
-            level.permute(3, 2, 1, 0)[None], points[None, :, None, None], align_corners=True, padding_mode="border"
-        )[0, :, :, 0, 0].T
-        for level in model.levels
+        _sampled(level.double(), unit) if blocks is None else _sampled_blocks(level.double(), blocks, unit)
+        for level, blocks in list(zip(model.levels, model.blocks, strict=True))[: model.active]
     ]
-    return torch.cat(sampled, dim=-1)
+    stored = model.combination.channels if isinstance(model, VoxelPyramid) and model.reduce == "sum" else None
+    if stored is not None:
+        total = sampled[0]
+        for values, each in zip(sampled[1:], stored[1:] or [None] * len(sampled), strict=False):
+            columns = range(model.channels) if each is None else each
+            total = total.index_add(1, torch.tensor([*columns], device=points.device), values)
+        return total.float()
+    values = torch.cat(sampled, dim=-1)
+    return F.pad(values, (0, model.channels - values.shape[-1])).float()
+
+
+def _sampled(values: Tensor, unit: Tensor) -> Tensor:
+    volume, where = values.permute(3, 2, 1, 0)[None], 2 * unit[None, :, None, None] - 1
+    return F.grid_sample(volume, where, align_corners=True, padding_mode="border")[0, :, :, 0, 0].T
+
+
+def _sampled_blocks(atlas: Tensor, blocks: Tensor, unit: Tensor) -> Tensor:
+    """Samples the block of 8 x 8 x 8 vertices around each point, where there is one, 1/1024 cell from its faces."""
+    count = torch.tensor(blocks.shape, device=unit.device)
+    cells = unit.clamp(0, 1) * count * 7
+    block = (cells / 7).long().minimum(count - 1)
+    number = blocks[tuple(block.unbind(-1))]
+    first = 8 * torch.stack((number >> 20, number >> 10 & 1023, number & 1023), dim=-1)
+    last = torch.tensor(atlas.shape[:3], device=unit.device) - 1
+    within = (cells - 7 * block).clamp(1 / 1024, 7 - 1 / 1024)
+    return _sampled(atlas, (first + within) / last) * (number >= 0)[:, None]
 
 
 def somewhere(count: int, device: torch.device | str = "cpu") -> Tensor:

@@ -6,6 +6,8 @@ import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from voxelfield.installed import VERSION
+
 if TYPE_CHECKING:
     from voxelfield import ops as ops
     from voxelfield.datasets.arrays import scene_from_arrays as scene_from_arrays
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from voxelfield.trained.loading import load as load
     from voxelfield.training.session import Session as Session
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 # Imported on first use, because some need more packages than torch (`pip install voxelfield[train]`), and because the
 # command line must be able to handle Ctrl-C while torch is imported, which takes seconds.

@@ -6,6 +6,9 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+VERSION = "0.1.0"
+"""Version of the package, which the checkpoints of a run name."""
+
 BUNDLED_SCENE = "bricks"
 """Name of the scene that is included in voxelfield."""
 

@@ -145,13 +145,14 @@ def gather_objects(value: Any) -> list[Any]:
     return values
 
 
-def check_alike(values: Sequence[Mapping[str, Any]]) -> None:
+def check_alike(values: Mapping[int, Mapping[str, Any]]) -> None:
     """Raises ValueError, whose message names the key, if the values of processes, by rank, are not the same in all."""
-    for process, other in enumerate(values):
-        for key in {**values[0], **other}:
-            wanted, found = values[0].get(key), other.get(key)
+    first = min(values)
+    for process, other in values.items():
+        for key in {**values[first], **other}:
+            wanted, found = values[first].get(key), other.get(key)
             if wanted != found:
-                got = f"{clipped(str(wanted))} in process 0 and {clipped(str(found))} in process {process}"
+                got = f"{clipped(str(wanted))} in process {first} and {clipped(str(found))} in process {process}"
                 raise ValueError(f"{key} must be the same in all processes, got {got}")
 
 

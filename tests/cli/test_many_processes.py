@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -155,6 +156,76 @@ def test_processes_with_different_settings_are_refused(start, tmp_path, first, s
     for each in started:
         assert each.finish() == (2, "", f"{line}\n")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_processes_with_one_rank_are_refused(start, tmp_path):
+    group = {"WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    started = [start(tmp_path / "run", RANK=rank, **group) for rank in ("0", "1", "1")]
+    line = "RANK, of the environment, must differ between processes, got 1 in two of them\n"
+    assert [each.finish() for each in started] == [(2, "", line)] * 3
+
+
+@pytest.mark.slow
+def test_a_stranger_in_the_store_is_one_line(start, tmp_path):
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store.set("voxelfield/0/values/2", "hello")
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "RANK": "0"}
+    code, out, err = start(tmp_path / "run", **group, TORCHELASTIC_USE_AGENT_STORE="True").finish()
+    assert (code, out) == (1, "")
+    assert re.fullmatch(r"the processes must find each other at .*, got: an entry values/2 of another program\n", err)
+
+
+@pytest.mark.slow
+def test_nobody_at_the_address_of_the_first_process_is_one_line(start, tmp_path):
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANK": "1"}
+    code, out, err = start(tmp_path / "run", "process_timeout=1", **group).finish()
+    assert (code, out) == (1, "")
+    assert re.fullmatch(r"the processes must find each other at 127\.0\.0\.1:\d+, got: Connection refused\n", err)
+
+
+@pytest.mark.slow
+def test_warnings_of_torch_about_another_program_in_place_of_the_store_are_not_printed(start, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
+        running = start(tmp_path / "run", "process_timeout=1", RANK="1", **group)
+        server.settimeout(0.1)
+        while running.launcher.poll() is None:
+            with contextlib.suppress(OSError):
+                server.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9)
+        code, out, err = running.finish()
+    assert (code, out) == (1, "")
+    assert "[W" not in err
+    assert err.splitlines()[-1].startswith("the processes must find each other at 127.0.0.1:")
+
+
+@pytest.mark.slow
+def test_no_run_goes_on_alone_where_its_processes_cannot_be_started(tmp_path):
+    full = """
+import subprocess, sys
+from voxelfield.cli.command import main
+def full(*_, **__):
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+subprocess.Popen = full
+sys.exit(main(["train", *sys.argv[1:]]))
+"""
+    with Group(tmp_path, "devices=2", command=(sys.executable, "-c", full, *TINY)) as running:
+        assert running.finish() == (1, "", "[Errno 11] Resource temporarily unavailable\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_sigquit_ends_a_run_of_several_processes(start, tmp_path):
+    running = start(tmp_path, "devices=2", ENDLESS)
+    running.wait_for_checkpoint(tmp_path)
+    workers = running.workers()
+    running.launcher.send_signal(signal.SIGQUIT)
+    code, _, err = running.finish()
+    assert (code, err) == (-signal.SIGQUIT, "")
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}/exe").exists() for pid in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.slow

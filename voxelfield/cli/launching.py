@@ -117,6 +117,8 @@ def launch(count: int, device: str) -> int:
 
     # Its reports take several lines; one is printed here instead.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # Its handlers would end processes that take longer than half a minute, and make an error of SIGQUIT.
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
     # The launcher serves the store, so that its port is free and the end of no process takes it away. By itself, torch
     # would listen to other machines too.
     listening = socket.create_server(("127.0.0.1", 0))
@@ -153,7 +155,6 @@ def launch(count: int, device: str) -> int:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    # Torch's own handlers would end processes that take longer than half a minute.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN if number in ignored else pass_on)
     try:
@@ -212,16 +213,38 @@ def join(settings: RunConfig) -> None:
 
 
 def _meet(values: Mapping[str, Any], timeout: timedelta) -> tuple[distributed.Store, int, int]:
-    """Returns the store, rank and number of processes; raises ValueError if processes have different values."""
+    """Returns the store, rank and number of processes; raises ValueError if processes do not belong together."""
+    if os.environ["RANK"] != "0":
+        _wait_for_address(time.monotonic() + timeout.total_seconds())
     store, rank, count = next(rendezvous("env://", timeout=timeout))
     store = distributed.PrefixStore(_attempt(), store)
-    store.set(f"values/{rank}", json.dumps({**values, "WORLD_SIZE": count}))
-    found: list[dict[str, Any]] = []
-    for other in range(count):
-        store.wait([f"values/{other}"], timeout)
-        found.append(json.loads(store.get(f"values/{other}")))
+    # In the order in which the processes arrive, because two may have been given one rank.
+    store.set(f"values/{store.add('arrived', 1)}", json.dumps([rank, {**values, "WORLD_SIZE": count}]))
+    found: dict[int, Any] = {}
+    for key in (f"values/{number}" for number in range(1, count + 1)):
+        store.wait([key], timeout)
+        try:
+            other, other_values = json.loads(store.get(key))
+        except (TypeError, ValueError):
+            raise RuntimeError(f"an entry {key} of another program") from None
+        if other in found:
+            raise ValueError(f"RANK, of the environment, must differ between processes, got {other} in two of them")
+        found[other] = other_values
         processes.check_alike(found)
     return store, rank, count
+
+
+def _wait_for_address(deadline: float) -> None:
+    """Waits until the first process listens, while torch would print a line for each attempt to reach it."""
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    while True:
+        try:
+            with socket.create_connection(address, _VERDICT_SECONDS):
+                return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise RuntimeError(error.strerror or str(error)) from error
+        time.sleep(_POLL_SECONDS)
 
 
 def _within(timeout: timedelta, call: Callable[[], T]) -> T:
@@ -257,10 +280,7 @@ def leave(status: int) -> None:
                 notes.set("first_ends", "")
                 if status in (0, INTERRUPTED):
                     others = [f"ends/{rank}" for rank in range(1, processes.count())]
-                    deadline = time.monotonic() + _VERDICT_SECONDS
-                    # wait() would print lines of torch's own where a process has been killed.
-                    while not notes.check(others) and time.monotonic() < deadline:
-                        time.sleep(_POLL_SECONDS)
+                    notes.wait(others, timedelta(seconds=_VERDICT_SECONDS))
             elif status == 0:
                 while not notes.check(["first_ends"]):
                     time.sleep(_POLL_SECONDS)

@@ -32,7 +32,7 @@ from voxelfield.datasets.registry import FoundScene, scene_in, why_no_folder
 from voxelfield.devices import choose_device
 from voxelfield.installed import config_folder
 from voxelfield.interrupt import Interrupt
-from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
+from voxelfield.messages import LONGEST_MESSAGE, clipped, error_in_words, one_line
 from voxelfield.models.training import EmptyFieldError
 from voxelfield.run_directory import RunDirectoryLock
 from voxelfield.runs.train import check_results, train_as_configured
@@ -142,10 +142,11 @@ class StartRun(Callback):
             self.run.settings = settings
             if processes.is_first():
                 self.run.lock = _locked(config, settings)
-        except (ValueError, ConnectionError) as error:
-            sys.exit(complain(str(error), 2 if isinstance(error, ValueError) else 1))
-        with launching.failing_together():
-            (directory, *_) = processes.gather_objects(str(Path(config.hydra.run.dir).resolve()))
+            with launching.failing_together():
+                (directory, *_) = processes.gather_objects(str(Path(config.hydra.run.dir).resolve()))
+        except Exception as error:  # of which Hydra would only warn, and then train in this process alone
+            status = exit_status(error)
+            sys.exit(complain(str(error) if status else error_in_words(error), status or 1))
         if not processes.is_first():
             _follow(config, directory)
 

@@ -113,7 +113,7 @@ class SparseGrid(nn.Module):
         Returns:
             (N, 3) in the unit cube of the atlas, NaN where no block is allocated; without gradient.
         """
-        return atlas_coordinates(unit.detach(), self.blocks, self.features.shape[:3])
+        return atlas_coordinates(unit, self.blocks, self.features.shape[:3])
 
     @torch.no_grad()
     def refit(self, aabb: Sequence[Sequence[float]] | Tensor, cells_along: Sequence[int]) -> None:

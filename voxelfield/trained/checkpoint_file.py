@@ -7,7 +7,6 @@ import logging
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +17,7 @@ from voxelfield.files import atomic_write, open_regular
 from voxelfield.foundation.errors import is_out_of_memory, shown
 from voxelfield.foundation.zero_packing import copy_without_zeros, put_back_zeros
 from voxelfield.grids.boxes import check_box
+from voxelfield.installed import VERSION
 from voxelfield.messages import error_in_words, reason_of
 from voxelfield.run_directory import checkpoints
 
@@ -77,7 +77,7 @@ def pack_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
     a Path or a NumPy scalar, which a safe load would reject, raise TypeError. Large tensors are stored without runs of
     zeros (:mod:`voxelfield.foundation.zero_packing`).
     """
-    return {"format": FORMAT, "voxelfield": _version(), **copy_without_zeros(state)}
+    return {"format": FORMAT, "voxelfield": VERSION, **copy_without_zeros(state)}
 
 
 def write_checkpoint(path: Path, packed: dict[str, Any]) -> None:
@@ -203,7 +203,7 @@ def _read(path: Path, device: torch.device | str, without: Collection[str]) -> d
     if state["format"] != FORMAT:
         raise CheckpointVersionError(
             f"{path} has format {shown(state['format'])}, written by voxelfield {shown(state['voxelfield'])}; this "
-            f"version ({_version()}) reads format {FORMAT}: "
+            f"version ({VERSION}) reads format {FORMAT}: "
             + ("upgrade voxelfield" if state["format"] > FORMAT else "train again, or continue with that version")
         )
     try:
@@ -257,10 +257,3 @@ def _seal(file: BinaryIO, size: int) -> bytes:
     for begin in range(0, size, 1 << 20):
         checksum = zlib.crc32(file.read(min(1 << 20, size - begin)), checksum)
     return b"\x19\0voxelfield crc32 %08x" % checksum
-
-
-def _version() -> str:
-    try:
-        return metadata.version("voxelfield")
-    except metadata.PackageNotFoundError:  # used from a source tree that is not installed
-        return "unknown"

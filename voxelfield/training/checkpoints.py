@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import os
-import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +21,7 @@ from voxelfield import processes
 from voxelfield.components.registry import keys_with, recorded, registered
 from voxelfield.config import parse
 from voxelfield.datasets.scene import Scene, Split
+from voxelfield.installed import VERSION
 from voxelfield.messages import clipped
 from voxelfield.models.component import Component
 from voxelfield.models.settings import reached_resolution
@@ -363,9 +363,7 @@ def recorded_settings(settings: RunConfig) -> dict[str, Any]:
 
 def agreement(settings: RunConfig, scene: Scene | None = None) -> dict[str, Any]:
     """Returns by key what processes that train together have in common: version, settings, checksums of the scene."""
-    values = {"version": f"{sys.modules['voxelfield'].__version__} with torch {torch.__version__}"} | flattened(
-        recorded_settings(settings)
-    )
+    values = {"version": f"{VERSION} with torch {torch.__version__}"} | flattened(recorded_settings(settings))
     for name, split in ({} if scene is None else scene.splits).items():
         checksums = fingerprint(split)
         # Of images that are divided, each process has others.

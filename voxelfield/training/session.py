@@ -137,7 +137,7 @@ class Session:
         self.config = RunConfig(**vars(config))
         self.device = choose_device(config.device)
         if processes.count() > 1:
-            processes.check_alike(processes.gather_objects(agreement(config, scene)))
+            processes.check_alike(dict(enumerate(processes.gather_objects(agreement(config, scene)))))
         self.log: RunLogger = NullLogger() if logger is None or not processes.is_first() else logger
         self.records = FailsafeLogger(lambda: self.log)
         hooks = (hook or (lambda session: None) for hook in (on_step, on_stage, on_preview))
