@@ -33,6 +33,10 @@ inline void check_dtype(const char* name, const Tensor& x, ScalarType dtype, con
                         dtype_name(x.scalar_type()));
 }
 
+inline void check_floating(const char* name, const Tensor& x) {
+  dispatch_floating(x.scalar_type(), name, [](auto) {});
+}
+
 inline void check_device(const char* name, const Tensor& x, const Tensor& like) {
   STD_TORCH_CHECK(same_device(x, like), name, " must be on the device of the other tensors, ", device_name(like),
                   ", but it is on ", device_name(x));

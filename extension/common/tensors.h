@@ -119,6 +119,8 @@ inline const char* dtype_name(ScalarType dtype) {
     case ScalarType::Short: return "int16";
     case ScalarType::Int: return "int32";
     case ScalarType::Long: return "int64";
+    case ScalarType::ComplexFloat: return "complex64";
+    case ScalarType::ComplexDouble: return "complex128";
     default: return torch::headeronly::toString(dtype);
   }
 }

@@ -26,15 +26,16 @@ inline std::vector<Tensor> checked_weights(const std::string& name, const std::v
   const std::string why = " as " + name + "[0] is";
   int64_t columns = inputs;
   for (int l = 0; l < layers; ++l) {
-    const std::string own_name = name + "[" + std::to_string(l) + "]";
-    STD_TORCH_CHECK(weights[l].dim() == 2 && weights[l].size(1) == columns, own_name, " must have shape (out, ",
+    const std::string layer_name = name + "[" + std::to_string(l) + "]";
+    STD_TORCH_CHECK(weights[l].dim() == 2 && weights[l].size(1) == columns, layer_name, " must have shape (out, ",
                     columns, ") to take ", l == 0 ? "the input" : "what the layer before it gives", ", got ",
                     describe(weights[l].sizes()));
     matrices.push_back(
-        checked(own_name.c_str(), weights[l], {kAny, columns}, weights[0].scalar_type(), like, why.c_str()));
+        checked(layer_name.c_str(), weights[l], {kAny, columns}, weights[0].scalar_type(), like, why.c_str()));
     const int64_t rows = weights[l].size(0), max_rows = l == layers - 1 ? max_outputs : kMaxWidth;
-    STD_TORCH_CHECK(1 <= columns && columns <= kMaxWidth && 1 <= rows && rows <= max_rows, own_name, " must have 1 to ",
-                    max_rows, " rows and 1 to ", kMaxWidth, " columns, got shape ", describe(weights[l].sizes()));
+    STD_TORCH_CHECK(1 <= columns && columns <= kMaxWidth && 1 <= rows && rows <= max_rows, layer_name,
+                    " must have 1 to ", max_rows, " rows and 1 to ", kMaxWidth, " columns, got shape ",
+                    describe(weights[l].sizes()));
     columns = rows;
   }
   return matrices;

@@ -25,9 +25,9 @@ inline NetworkInputs checked_network(const std::string& name, const std::vector<
   network.view.layers = layers;
   network.view.float_weights = dtype == ScalarType::Float;
   for (int l = 0; l < layers; ++l) {
-    const Tensor& own = network.weights[l];
-    const int rows = static_cast<int>(own.size(0));
-    network.view.layer[l] = {own.data_ptr(), rows, static_cast<int>(own.size(1))};
+    const Tensor& weight = network.weights[l];
+    const int rows = static_cast<int>(weight.size(0));
+    network.view.layer[l] = {weight.data_ptr(), rows, static_cast<int>(weight.size(1))};
     if (l < layers - 1) network.width = std::max(network.width, rows);
   }
   return network;

@@ -159,31 +159,31 @@ __global__ void __launch_bounds__(kReduceThreads)
     mlp_reduce_kernel(const __grid_constant__ Mlp mlp, const float4* __restrict__ partial, int count, int weight_blocks,
                       const __grid_constant__ MlpGradients gradients) {
   __shared__ float4 sums[kReduceGroups][kReduceVectors];
-  const int own_vector = threadIdx.x % kReduceVectors, group = threadIdx.x / kReduceVectors;
-  const int vector = blockIdx.x * kReduceVectors + own_vector;
+  const int block_vector = threadIdx.x % kReduceVectors, group = threadIdx.x / kReduceVectors;
+  const int vector = blockIdx.x * kReduceVectors + block_vector;
   float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll 8
   for (int i = group; i < count; i += kReduceGroups) {
     sum = sum + partial[static_cast<int64_t>(i) * weight_blocks * kWeightBlockVectors + vector];
   }
-  sums[group][own_vector] = sum;
+  sums[group][block_vector] = sum;
   for (int half = kReduceGroups / 2; half > 0; half /= 2) {
     __syncthreads();
-    if (group < half) sums[group][own_vector] = sums[group][own_vector] + sums[group + half][own_vector];
+    if (group < half) sums[group][block_vector] = sums[group][block_vector] + sums[group + half][block_vector];
   }
   if (group != 0) return;
-  sum = sums[0][own_vector];
+  sum = sums[0][block_vector];
   const WeightBlock weight_block(mlp, vector / kWeightBlockVectors);
   const int eight = vector % kWeightBlockVectors / kWarp, lane = vector % kWarp;
   const float values[4] = {sum.x, sum.y, sum.z, sum.w};
-  const NetworkLayer& own = mlp.network.layer[weight_block.layer];
+  const NetworkLayer& layer = mlp.network.layer[weight_block.layer];
   for (int i = 0; i < 4; ++i) {
     const int at_row = weight_block.row + eight / 4 * 16 + i / 2 * 8 + lane / 4;
     const int at_column = weight_block.column + eight % 4 * 8 + lane % 4 * 2 + i % 2;
     const int row =
         weight_block.layer == mlp.network.layers - 1 ? column_at(at_row, mlp.network.log2_output_width) : at_row;
     const int column = weight_block.layer == 0 ? column_at(at_column, mlp.network.log2_input_width) : at_column;
-    if (row < own.out && column < own.in) gradients.layer[weight_block.layer][row * own.in + column] = values[i];
+    if (row < layer.out && column < layer.in) gradients.layer[weight_block.layer][row * layer.in + column] = values[i];
   }
 }
 

@@ -105,23 +105,23 @@ template <int Width, typename moment_t, bool ByChannel>
 __device__ __forceinline__ void update_vector(const AdamLevel& level, const AdamRule& rule, const AdamStep& step,
                                               int64_t at, int channel) {
   using Floats = Vector<float, Width>;
-  moment_t* const own_exp_avg = static_cast<moment_t*>(level.exp_avg) + at;
-  moment_t* const own_exp_avg_sq = static_cast<moment_t*>(level.exp_avg_sq) + at;
+  moment_t* const vector_exp_avg = static_cast<moment_t*>(level.exp_avg) + at;
+  moment_t* const vector_exp_avg_sq = static_cast<moment_t*>(level.exp_avg_sq) + at;
   const Floats grad = load<Width>(level.grad + at);
   Floats param = load<Width>(level.param + at);
-  Floats exp_avg = narrow<float>(load<Width>(own_exp_avg));
-  Floats exp_avg_sq = narrow<float>(load<Width>(own_exp_avg_sq));
+  Floats exp_avg = narrow<float>(load<Width>(vector_exp_avg));
+  Floats exp_avg_sq = narrow<float>(load<Width>(vector_exp_avg_sq));
   [[maybe_unused]] Floats rates;
   if constexpr (ByChannel) rates = load_constant<Width>(level.channel_rates + channel);
 #pragma unroll
   for (int i = 0; i < Width; ++i) {
-    AdamStep own = step;
-    if constexpr (ByChannel) own = step.times(rates.lane[i]);
-    adam_update(rule, own, grad.lane[i], param.lane[i], exp_avg.lane[i], exp_avg_sq.lane[i]);
+    AdamStep channel_step = step;
+    if constexpr (ByChannel) channel_step = step.times(rates.lane[i]);
+    adam_update(rule, channel_step, grad.lane[i], param.lane[i], exp_avg.lane[i], exp_avg_sq.lane[i]);
   }
   store_global(level.param + at, param);
-  store_global(own_exp_avg, narrow<moment_t>(exp_avg));
-  store_global(own_exp_avg_sq, narrow<moment_t>(exp_avg_sq));
+  store_global(vector_exp_avg, narrow<moment_t>(exp_avg));
+  store_global(vector_exp_avg_sq, narrow<moment_t>(exp_avg_sq));
   if (rule.clear_grad) store_global(level.grad + at, Floats{});
   for (int copy = 0; copy < level.copies; ++copy) {
     if (level.working_type == WorkingType::kHalf) {
@@ -325,15 +325,15 @@ __global__ void __launch_bounds__(kThreads) find_touched_kernel(const __grid_con
 #pragma unroll
     for (int word = 0; word < TouchedTable::kWords; ++word) found[word] |= any_nonzero(values[word]);
   }
-  int32_t own = 0, total = 0;
+  int32_t cell = 0, total = 0;
 #pragma unroll
   for (int word = 0; word < TouchedTable::kWords; ++word) {
     const unsigned marks = __ballot_sync(kFullWarp, found[word]);
-    if (lane == word) own = static_cast<int32_t>(marks);
+    if (lane == word) cell = static_cast<int32_t>(marks);
     total += __popc(marks);
   }
-  if (lane == TouchedTable::kWords) own = total;
-  if (lane < TouchedTable::kColumns) find.touched.table.row(tile)[lane] = own;
+  if (lane == TouchedTable::kWords) cell = total;
+  if (lane < TouchedTable::kColumns) find.touched.table.row(tile)[lane] = cell;
 }
 
 template <int Bytes>
@@ -345,10 +345,10 @@ __global__ void __launch_bounds__(kThreads) copy_touched_kernel(const __grid_con
   int64_t start = row[TouchedTable::kWords];
 #pragma unroll
   for (int word = 0; word < TouchedTable::kWords; ++word) {
-    const unsigned marks = static_cast<unsigned>(row[word]), own = 1u << lane;
-    const int64_t at = start + __popc(marks & (own - 1));
+    const unsigned marks = static_cast<unsigned>(row[word]), lane_bit = 1u << lane;
+    const int64_t at = start + __popc(marks & (lane_bit - 1));
     start += __popc(marks);
-    if ((marks & own) == 0 || at < 0 || at >= copy.rows) continue;
+    if ((marks & lane_bit) == 0 || at < 0 || at >= copy.rows) continue;
     const int64_t vertex = copy.touched.vertex(tile, word * kWarp + lane);
     if (vertex < 0) continue;
     char* const values = copy.values + vertex * copy.vertex_bytes;

@@ -62,9 +62,9 @@ __device__ Overflow find_overflow(int64_t first, int64_t end, int64_t rows, int6
   if (threadIdx.x == 0) found = {0, 0};
   __syncthreads();
   for (; first < end; first += Threads) {
-    const int64_t i = first + threadIdx.x, own = i < end ? size(i) : 0;
-    const int64_t through = rows + block_inclusive_sum<Threads>(own, scratch);
-    if (through - own <= capacity && capacity < through) found = {i, through - own};
+    const int64_t i = first + threadIdx.x, count = i < end ? size(i) : 0;
+    const int64_t through = rows + block_inclusive_sum<Threads>(count, scratch);
+    if (through - count <= capacity && capacity < through) found = {i, through - count};
     if (threadIdx.x == Threads - 1) last = through;
     if (__syncthreads_or(through > capacity)) break;
     rows = last;
@@ -131,17 +131,17 @@ __global__ void __launch_bounds__(Threads, 3) place_kernel(Packing packing, Samp
   int64_t before = sums.before;
   const int64_t last = part < packing.parts.count ? packing.parts.end(part) : 0;
   for (int64_t chunk = packing.parts.begin(part); chunk < last; chunk += kChunk) {
-    const int64_t own = chunk + threadIdx.x;
-    const bool owns = own < last;
-    const unsigned count = owns ? packing.count(own) : 0;
-    if (count > 0) staged[threadIdx.x] = samples.stage(own);
+    const int64_t index = chunk + threadIdx.x;
+    const bool exists = index < last;
+    const unsigned count = exists ? packing.count(index) : 0;
+    if (count > 0) staged[threadIdx.x] = samples.stage(index);
     const unsigned through = block_inclusive_sum<Threads>(count, scratch);
     first_of[threadIdx.x + 1] = through;
     if (threadIdx.x == 0) first_of[0] = 0;
     __syncthreads();
-    if (owns && ((own + 1) >> packing.parts.segments_shift) << packing.parts.segments_shift == own + 1) {
+    if (exists && ((index + 1) >> packing.parts.segments_shift) << packing.parts.segments_shift == index + 1) {
       const int64_t offset = before + through;
-      packing.ray_offsets[(own + 1) >> packing.parts.segments_shift] =
+      packing.ray_offsets[(index + 1) >> packing.parts.segments_shift] =
           offset < overflow.rows_before ? offset : overflow.rows_before;
     }
     const int64_t after = before + first_of[kChunk];
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(Threads, 3) place_kernel(Packing packing, Samp
       write_group(samples.out, row, before, end, rows);
     }
     if (count > 0 && before + through <= end) {
-      samples.write_rest(before + through - count, own, static_cast<int32_t>(count));
+      samples.write_rest(before + through - count, index, static_cast<int32_t>(count));
     }
     before = after;
     __syncthreads();

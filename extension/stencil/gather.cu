@@ -200,10 +200,10 @@ __global__ void __launch_bounds__(kGatherThreads)
   scalar_t* const rows = reinterpret_cast<scalar_t*>(shared) + threadIdx.x / kWarp * layout.points * row_elements;
   const Lane lane(layout);
   const offset_t warp = (static_cast<int64_t>(blockIdx.x) * kGatherThreads + threadIdx.x) / kWarp;
-  const offset_t own_index = warp * layout.points + lane.point;
-  const bool active = lane.active && own_index < count;
+  const offset_t lane_index = warp * layout.points + lane.point;
+  const bool active = lane.active && lane_index < count;
   // Threads without a point read the last point, because a branch around the loads would keep them from overlapping.
-  const offset_t index = own_index < count ? own_index : count - 1;
+  const offset_t index = lane_index < count ? lane_index : count - 1;
   int first = 0;
   do {
     const int vector = first + lane.vector;

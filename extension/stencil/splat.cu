@@ -87,11 +87,11 @@ __global__ void __launch_bounds__(kThreads)
   const Lane lane(layout);
   const int per_point = 2 * layout.vectors;
   const int64_t warp = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarp;
-  const int64_t own_index = warp * layout.points + lane.point, index = own_index < n ? own_index : n - 1;
+  const int64_t lane_index = warp * layout.points + lane.point, index = lane_index < n ? lane_index : n - 1;
   for (int l = 0; l < levels.count; ++l) {
     const auto& level = levels.level[l];
     auto s = level.locator(points, index);
-    const bool adds = lane.active && own_index < n && lane.vector * Width < level.locator.channels && !s.empty;
+    const bool adds = lane.active && lane_index < n && lane.vector * Width < level.locator.channels && !s.empty;
     s.take_side(2, lane.upper);
     Vector<T, Width> sum[kCorners / 2] = {};
     if (adds) {

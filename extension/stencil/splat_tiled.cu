@@ -62,10 +62,10 @@ __global__ void __launch_bounds__(kShortSortThreads)
   }
   int32_t* values = entries + list.start;
   if (list.count <= kWarp) {
-    const int32_t own = lane < list.count ? values[lane] : INT32_MAX;
+    const int32_t entry = lane < list.count ? values[lane] : INT32_MAX;
     int rank = 0;
-    for (int other = 0; other < list.count; ++other) rank += __shfl_sync(kFullWarp, own, other) < own;
-    if (lane < list.count) values[rank] = own;
+    for (int other = 0; other < list.count; ++other) rank += __shfl_sync(kFullWarp, entry, other) < entry;
+    if (lane < list.count) values[rank] = entry;
     return;
   }
   int32_t* sorted = shared[threadIdx.x / kWarp];

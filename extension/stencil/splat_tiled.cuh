@@ -42,21 +42,21 @@ __global__ void __launch_bounds__(kThreads)
                       int32_t* __restrict__ entries, int64_t n) {
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   for (int l = 0; l < levels.count; ++l) {
-    const SplatTileLevel& own = tiles.level[l];
+    const SplatTileLevel& level_tiles = tiles.level[l];
     const Locator& locator = levels.level[l].locator;
     // Threads without a point read the last point, but add no entries.
     const auto s = locator(points, index < n ? index : n - 1);
-    int32_t first[3], last[3], base = own.first_tile;
+    int32_t first[3], last[3], base = level_tiles.first_tile;
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) {
       first[axis] = max(s.lower[axis], 0) / splat_tile_size(axis);
       last[axis] = min(s.lower[axis] + 1, locator.resolution[axis] - 1) / splat_tile_size(axis);
     }
     if (locator.points_per_grid > 0) {
-      base += static_cast<int32_t>(index / locator.points_per_grid) * own.tiles_per_grid.value;
+      base += static_cast<int32_t>(index / locator.points_per_grid) * level_tiles.tiles_per_grid.value;
     }
-    const PointTiles touched(s.empty || index >= n, base, first, last, own.tiles_along_y.value,
-                             own.tiles_along_z.value);
+    const PointTiles touched(s.empty || index >= n, base, first, last, level_tiles.tiles_along_y.value,
+                             level_tiles.tiles_along_z.value);
     add_entries<Place>(touched, static_cast<int32_t>(index), count, entries);
   }
 }
@@ -80,8 +80,8 @@ __device__ __forceinline__ bool find_task(int32_t number, const SplatTileLevels&
   task.chunk = -1;
   if (number < tiles.total_slices) {
     while (task.level + 1 < levels && number >= tiles.level[task.level + 1].first_slice) ++task.level;
-    const SplatTileLevel& own = tiles.level[task.level];
-    task.tile = own.first_tile + own.slices.divide(number - own.first_slice, task.slice);
+    const SplatTileLevel& level_tiles = tiles.level[task.level];
+    task.tile = level_tiles.first_tile + level_tiles.slices.divide(number - level_tiles.first_slice, task.slice);
   } else {
     task.chunk = tiles.max_slices.divide(number - tiles.total_slices, task.slice);
     if (task.chunk >= counters->split_chunks) return false;
@@ -103,11 +103,11 @@ struct SplatTileBox {
   int32_t grid;
 
   template <typename Locator>
-  __device__ __forceinline__ SplatTileBox(const SplatTileLevel& own, const Locator& locator, int32_t tile) {
-    int32_t rest = tile - own.first_tile;
-    grid = locator.points_per_grid > 0 ? own.tiles_per_grid.divide(rest, rest) : 0;
-    const int32_t column = own.tiles_along_z.divide(rest, origin[2]);
-    origin[0] = own.tiles_along_y.divide(column, origin[1]);
+  __device__ __forceinline__ SplatTileBox(const SplatTileLevel& level_tiles, const Locator& locator, int32_t tile) {
+    int32_t rest = tile - level_tiles.first_tile;
+    grid = locator.points_per_grid > 0 ? level_tiles.tiles_per_grid.divide(rest, rest) : 0;
+    const int32_t column = level_tiles.tiles_along_z.divide(rest, origin[2]);
+    origin[0] = level_tiles.tiles_along_y.divide(column, origin[1]);
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) origin[axis] *= splat_tile_size(axis);
   }
@@ -150,20 +150,20 @@ __device__ __forceinline__ void sum_entries(const Level<Locator, scalar_t>& leve
                                             const T* __restrict__ points, const int32_t* __restrict__ entries,
                                             int64_t n, T* sums, T* weights, int2* places) {
   constexpr int kUnroll = kSets == 1 ? 4 : 2;
-  const int own = threadIdx.x % kWarp;
-  const int own_bit = lane.serves ? 1 << lane.corner : 0;
-  const int own_vertex =
+  const int thread = threadIdx.x % kWarp;
+  const int lane_bit = lane.serves ? 1 << lane.corner : 0;
+  const int lane_vertex =
       (corner_side(lane.corner, 0) * splat_tile_size(1) + corner_side(lane.corner, 1)) * splat_tile_size(2) +
       corner_side(lane.corner, 2) + lane.entry * kSplatTileVertices;
-  T* own_sums = sums + (own_vertex * lane.vectors + lane.vector) * Width;
-  const scalar_t* own_values = values + level.column + (task.slice * kSplatTileVectors + lane.vector) * Width;
+  T* lane_sums = sums + (lane_vertex * lane.vectors + lane.vector) * Width;
+  const scalar_t* lane_values = values + level.column + (task.slice * kSplatTileVectors + lane.vector) * Width;
   const uint32_t row = static_cast<uint32_t>(columns);
   for (int begin = 0; begin < task.entries.count; begin += kWarp) {
     const int batch = min(kWarp, task.entries.count - begin);
     __syncwarp();
-    places[own] = {0, 0};
-    if (own < batch) {
-      const int32_t index = entries[task.entries.start + begin + own];
+    places[thread] = {0, 0};
+    if (thread < batch) {
+      const int32_t index = entries[task.entries.start + begin + thread];
       const auto s = level.locator(points, index);
       // One bit per corner. Nearest lookup has no upper vertex. A weight of zero is not enough, because zero times an
       // infinite value is NaN.
@@ -178,10 +178,10 @@ __device__ __forceinline__ void sum_entries(const Level<Locator, scalar_t>& leve
 #pragma unroll
       for (int set = 0; set < kSets; ++set) {
 #pragma unroll
-        for (int k = 0; k < kCorners; ++k) weights[(own * kSets + set) * kCorners + k] = s.corner_weight(k, set);
+        for (int k = 0; k < kCorners; ++k) weights[(thread * kSets + set) * kCorners + k] = s.corner_weight(k, set);
       }
       const int vertex = (low[0] * splat_tile_size(1) + low[1]) * splat_tile_size(2) + low[2];
-      places[own] = {index, (vertex * lane.vectors * Width) * (1 << kCorners) | inside};
+      places[thread] = {index, (vertex * lane.vectors * Width) * (1 << kCorners) | inside};
     }
     __syncwarp();
     // 32 is a multiple of the number of entries processed at once, and places after the last entry refer to no corner.
@@ -193,9 +193,9 @@ __device__ __forceinline__ void sum_entries(const Level<Locator, scalar_t>& leve
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const int2 entry = next[u * lane.together];
-        at[u] = (entry.y & own_bit) != 0 ? entry.y >> kCorners : kNowhere;
+        at[u] = (entry.y & lane_bit) != 0 ? entry.y >> kCorners : kNowhere;
         if (at[u] != kNowhere) {
-          const scalar_t* from = own_values + static_cast<uint64_t>(static_cast<uint32_t>(entry.x)) * row;
+          const scalar_t* from = lane_values + static_cast<uint64_t>(static_cast<uint32_t>(entry.x)) * row;
 #pragma unroll
           for (int set = 0; set < kSets; ++set) value[u][set] = load_constant<Width>(from + set * n * columns);
         }
@@ -203,13 +203,13 @@ __device__ __forceinline__ void sum_entries(const Level<Locator, scalar_t>& leve
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         if (at[u] != kNowhere) {
-          Vector<T, Width> sum = load<Width>(own_sums + at[u]);
+          Vector<T, Width> sum = load<Width>(lane_sums + at[u]);
 #pragma unroll
           for (int set = 0; set < kSets; ++set) {
             const T weight = next_weights[(u * lane.together * kSets + set) * kCorners];
             add_weighted(sum, weight, value[u][set]);
           }
-          store(own_sums + at[u], sum);
+          store(lane_sums + at[u], sum);
         }
         __syncwarp();
       }
@@ -226,20 +226,20 @@ __device__ __forceinline__ void for_each_vector(const Locator& locator, const Sp
                                                 int vectors, const F& f) {
   static_assert(splat_tile_size(2) * kSplatTileVectors <= kWarp);
   const int row = splat_tile_size(2) * vectors, rows = row == 8 ? 4 : row == 16 ? 2 : 1;
-  const int own = threadIdx.x % kWarp, own_row = rows == 1 ? 0 : own / row, vector = own - own_row * row;
+  const int thread = threadIdx.x % kWarp, lane_row = rows == 1 ? 0 : thread / row, vector = thread - lane_row * row;
   const int vertex = vectors == 3 ? vector / 3 : vector / vectors;
   if (vector >= row || vertex >= locator.resolution[2] - place.origin[2]) return;
   const int64_t along_y = locator.resolution[2] * locator.channels, along_x = along_y * locator.resolution[1];
   int64_t to = place.grid * along_x * locator.resolution[0] + place.origin[0] * along_x +
-               (place.origin[1] + own_row) * along_y + (place.origin[2] + vertex) * locator.channels +
+               (place.origin[1] + lane_row) * along_y + (place.origin[2] + vertex) * locator.channels +
                (slice * kSplatTileVectors + vector - vertex * vectors) * Width;
   const int size_x = min(splat_tile_size(0), locator.resolution[0] - place.origin[0]);
   const int size_y = min(splat_tile_size(1), locator.resolution[1] - place.origin[1]);
   for (int x = 0; x < size_x; ++x) {
 #pragma unroll
     for (int y = 0; y < splat_tile_size(1); ++y) {
-      if (y % rows != 0 || y + own_row >= size_y) continue;
-      f(to + y * along_y, ((x * splat_tile_size(1) + y + own_row) * row + vector) * Width);
+      if (y % rows != 0 || y + lane_row >= size_y) continue;
+      f(to + y * along_y, ((x * splat_tile_size(1) + y + lane_row) * row + vector) * Width);
     }
     to += along_x;
   }
@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(Threads)
                 const EntryCounters* __restrict__ counters, const int32_t* __restrict__ entries,
                 T* __restrict__ chunk_sums, int64_t n) {
   extern __shared__ __align__(16) unsigned char shared[];
-  const int warp = threadIdx.x / kWarp, own = threadIdx.x % kWarp;
+  const int warp = threadIdx.x / kWarp, thread = threadIdx.x % kWarp;
   SplatTileTask task;
   const int32_t number = blockIdx.x * (Threads / kWarp) + warp;
   if (!find_task(number, tiles, levels.count, entry_lists, chunks, counters, task)) return;
@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(Threads)
   const SplatTileLane lane(vectors);
   const int size = kSplatTileVertices * vectors * Width;
   constexpr int kClear = 16 / sizeof(T);
-  for (int i = own * kClear; i < size * lane.together; i += kWarp * kClear) store(sums + i, Vector<T, kClear>{});
+  for (int i = thread * kClear; i < size * lane.together; i += kWarp * kClear) store(sums + i, Vector<T, kClear>{});
   sum_entries<scalar_t, Width, kSets>(level, task, lane, place.origin, values, levels.columns, points, entries, n, sums,
                                       weights, places);
   __syncwarp();
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(Threads)
   if (task.chunk >= 0) {
     const int64_t slice = static_cast<int64_t>(task.chunk) * tiles.max_slices.value + task.slice;
     T* out = chunk_sums + slice * kSplatTileVertices * tiles.max_vectors * Width;
-    for (int i = own * Width; i < size; i += kWarp * Width) store_global(out + i, total(i));
+    for (int i = thread * Width; i < size; i += kWarp * Width) store_global(out + i, total(i));
   } else {
     for_each_vector<Width>(level.locator, place, task.slice, vectors,
                            [&](int64_t to, int from) { store_global(level.data + to, narrow<scalar_t>(total(from))); });

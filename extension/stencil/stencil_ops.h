@@ -8,8 +8,7 @@
 //   Backend::write_cells(levels, values, points)                                     each corner belongs to one point
 //
 // Without points or without channels, every op returns zeros of the right shape, or adds nothing, and runs no kernel.
-// Backends can therefore rely on at least one point and one channel. The Python wrappers explain invalid input. The
-// checks here prevent direct calls of the raw ops from accessing memory out of bounds.
+// Backends can therefore rely on at least one point and one channel.
 #pragma once
 
 #include "common/checks.h"
@@ -52,13 +51,13 @@ struct StencilOps {
   static Tensor sample_trilinear(const std::vector<Tensor>& grids, const Tensor& points, int64_t padding,
                                  bool align_corners, bool nearest, bool sum, bool with_gradient) {
     const Grids source = checked_grids(grids, {padding, align_corners, nearest, sum});
-    const Points at = checked_points(grids[0], points, with_gradient, source.batch);
+    const Points at = checked_points(grids[0], points, with_gradient, source.points_shape());
     return is_integral(grids[0].scalar_type()) ? copy_nearest(source, at) : gather(source, at);
   }
 
   static TensorTuple<2> sample_in_box(const Tensor& grid, const Tensor& points, const Tensor& aabb, int64_t padding) {
     const Grids source = checked_grids({grid}, {padding, true, false, false});
-    const Tensor world = checked_points(grid, points, false, source.batch).points;
+    const Tensor world = checked_points(grid, points, false, source.points_shape()).points;
     const Tensor box = checked("aabb", aabb, {2, 3}, world.scalar_type(), grid);
     const typename Backend::Guard guard(grid);
     const Points at{new_like(world, shape_of(world)), false};
@@ -84,7 +83,7 @@ struct StencilOps {
     }
     const Grids target(std::move(shapes), {padding, align_corners, nearest, sum});
     check_consecutive(target);
-    const Points at = checked_points(values, points, with_gradient, target.batch);
+    const Points at = checked_points(values, points, with_gradient, target.points_shape());
     const Tensor v = checked_values(values, at, values, target.columns);
     const typename Backend::Guard guard(values);
     std::vector<Tensor> sums;
@@ -104,7 +103,7 @@ struct StencilOps {
                                     int64_t column) {
     Grids target = checked_grids(sums, {padding, align_corners, nearest, false}, std::move(slabs));
     check_consecutive(target);
-    const Points at = checked_points(values, points, false, target.batch);
+    const Points at = checked_points(values, points, false, target.points_shape());
     const Tensor v = checked_values(values, at, values, values.dim() > 0 ? values.size(-1) : kAny);
     STD_TORCH_CHECK(column >= 0 && column <= v.size(-1) - target.columns, "values must have ", target.columns,
                     " columns from ", column, " on, got ", v.size(-1), " columns");
@@ -127,16 +126,16 @@ struct StencilOps {
                                          int64_t padding, bool align_corners, bool nearest, bool sum,
                                          bool with_gradient) {
     const Grids source = checked_grids(grids, {padding, align_corners, nearest, sum});
-    return point_gradient(values, source, checked_points(grids[0], points, with_gradient, source.batch));
+    return point_gradient(values, source, checked_points(grids[0], points, with_gradient, source.points_shape()));
   }
 
   static Tensor interpolate_cells(const Tensor& feats, const Tensor& points, bool with_gradient) {
-    const Cells source = checked_cells(feats, points);
-    return gather(source, checked_points(feats, points, with_gradient));
+    const Cells source = checked_cells(feats);
+    return gather(source, checked_points(feats, points, with_gradient, {feats.size(0), 3}));
   }
 
   static Tensor splat_cells(const Tensor& values, const Tensor& points, bool with_gradient) {
-    const Points at = checked_points(values, points, with_gradient);
+    const Points at = checked_points(values, points, with_gradient, {kAny, 3});
     const int64_t channels = values.dim() > 0 ? values.size(-1) : kAny;
     const Tensor v = checked_values(values, at, values, channels);
     const typename Backend::Guard guard(values);
@@ -151,8 +150,8 @@ struct StencilOps {
 
   static Tensor point_gradient_cells(const Tensor& values, const Tensor& feats, const Tensor& points,
                                      bool with_gradient) {
-    const Cells source = checked_cells(feats, points);
-    return point_gradient(values, source, checked_points(feats, points, with_gradient));
+    const Cells source = checked_cells(feats);
+    return point_gradient(values, source, checked_points(feats, points, with_gradient, {feats.size(0), 3}));
   }
 
   static void implement_gather(Library& m) {
@@ -214,17 +213,25 @@ struct StencilOps {
       STD_TORCH_CHECK(shapes.size() <= kMaxLevels, "grids must be 1 to ", kMaxLevels, " tensors, got ", shapes.size());
       if (shapes[0].size() == 5) batch = shapes[0][0];
       const int64_t channels = shapes[0].back();
-      for (const auto& shape : shapes) {
-        for (auto size = shape.end() - 4; size != shape.end() - 1; ++size) {
-          STD_TORCH_CHECK(*size >= smallest && *size <= (int64_t{1} << 30), "grids must have ", smallest,
-                          " to 2^30 vertices along each axis, got ", *size);
-        }
-        STD_TORCH_CHECK(!batch.has_value() || shape[0] == *batch, "grids must have one batch size, got ", *batch,
-                        " and ", shape[0]);
-        STD_TORCH_CHECK(shape.back() >= 0 && (!lookup.sum || shape.back() == channels),
-                        "grids must have one number of channels to be added, got ", channels, " and ", shape.back());
+      for (size_t i = 0; i < shapes.size(); ++i) {
+        const auto& shape = shapes[i];
+        const bool fits = std::all_of(shape.end() - 4, shape.end() - 1,
+                                      [&](int64_t size) { return size >= smallest && size <= (int64_t{1} << 30); });
+        STD_TORCH_CHECK(fits, name_of(i, shapes.size()), " must have ", smallest,
+                        " to 2^30 vertices along each axis, got shape ", describe(shape));
+        STD_TORCH_CHECK(shape.back() >= 0 && (!lookup.sum || shape.back() == channels), name_of(i, shapes.size()),
+                        " must have ", channels, " channels to be added to the first grid, got ", shape.back());
         columns = lookup.sum ? channels : columns + shape.back();
       }
+    }
+
+    // A single grid may be the argument `grid` of a public function.
+    static std::string name_of(size_t i, size_t count) {
+      return count == 1 ? "grid" : "grids[" + std::to_string(i) + "]";
+    }
+
+    std::vector<int64_t> points_shape() const {
+      return batch.has_value() ? std::vector<int64_t>{*batch, kAny, 3} : std::vector<int64_t>{kAny, 3};
     }
 
     // Levels without channels or planes have no memory, so they are omitted if memory has been allocated.
@@ -234,7 +241,7 @@ struct StencilOps {
       Levels<std::conditional_t<kSlabs, SlabLocator<T>, GridLocator<T>>, element_t> levels(columns, lookup.sum);
       int64_t column = first_column;
       for (size_t i = 0; i < shapes.size(); ++i) {
-        const int64_t channels = shapes[i].back(), own_column = column;
+        const int64_t channels = shapes[i].back(), level_column = column;
         if (!lookup.sum) column += channels;
         if (!data.empty() && data[i].numel() == 0) continue;
         const bool one_grid = batch.value_or(1) <= 1 || (!shared.empty() && shared[i]);
@@ -248,9 +255,9 @@ struct StencilOps {
         const TensorData values{data.empty() ? nullptr : &data[i]};
         if constexpr (kSlabs) {
           const Planes slab{static_cast<int32_t>(slabs[2 * i]), static_cast<int32_t>(data[i].size(0))};
-          levels.add({{locator, slab}, values, own_column});
+          levels.add({{locator, slab}, values, level_column});
         } else {
-          levels.add({locator, values, own_column});
+          levels.add({locator, values, level_column});
         }
       }
       return levels;
@@ -293,9 +300,7 @@ struct StencilOps {
 
   // Integers can be copied only: from the nearest vertex, or zero where there is none.
   static Tensor copy_nearest(const Grids& source, const Points& at) {
-    const Lookup& lookup = source.lookup;
-    STD_TORCH_CHECK(lookup.nearest && !lookup.sum && !at.with_gradient,
-                    "integer grids support only nearest lookup of values");
+    STD_TORCH_CHECK(!at.with_gradient, "with_gradient must be False for grids of integers, got True");
     const Tensor& like = source.data[0];
     const typename Backend::Guard guard(like);
     Tensor out = new_like(like, at.rows(source.columns));
@@ -326,9 +331,7 @@ struct StencilOps {
   }
 
   static Points checked_points(const Tensor& like, const Tensor& points, bool with_gradient,
-                               std::optional<int64_t> batch = std::nullopt) {
-    std::vector<int64_t> shape{kAny, 3};
-    if (batch.has_value()) shape.insert(shape.begin(), *batch);
+                               const std::vector<int64_t>& shape) {
     return {checked("points", points, shape, opmath_type(like), like), with_gradient};
   }
 
@@ -340,11 +343,15 @@ struct StencilOps {
   // first plane and the number of planes of the grid.
   static Grids checked_grids(const std::vector<Tensor>& grids, const Lookup& lookup, std::vector<int64_t> slabs = {}) {
     STD_TORCH_CHECK(!grids.empty(), "grids must be 1 to ", kMaxLevels, " tensors, got 0");
-    const std::vector<int64_t> any(grids[0].dim() == 5 ? 5 : 4, kAny);
+    const Tensor& first = grids[0];
+    std::vector<int64_t> shape(first.dim() == 5 ? 5 : 4, kAny);
     Shapes shapes;
-    for (const Tensor& grid : grids) {
-      check_tensor("grids", grid, any, grids[0].scalar_type(), grids[0]);
-      shapes.push_back(shape_of(grid));
+    for (size_t i = 0; i < grids.size(); ++i) {
+      const std::string name = Grids::name_of(i, grids.size());
+      check_tensor(name.c_str(), grids[i], shape, first.scalar_type(), first, " as grids[0] is");
+      if (i == 0) check_interpolable(name.c_str(), first, lookup);
+      if (i == 0 && shape.size() == 5) shape[0] = first.size(0);
+      shapes.push_back(shape_of(grids[i]));
     }
     if (!slabs.empty()) replace_planes(slabs, shapes);
     Grids checked(std::move(shapes), lookup);
@@ -355,6 +362,13 @@ struct StencilOps {
       checked.data.push_back(as_contiguous(shared ? torch::stable::select(grid, 0, 0) : grid));
     }
     return checked;
+  }
+
+  static void check_interpolable(const char* name, const Tensor& grid, const Lookup& lookup) {
+    if (!is_integral(grid.scalar_type())) return check_floating(name, grid);
+    VOXELFIELD_CHECK_TYPE(
+        lookup.nearest && !lookup.sum, name, " must be float32, float64, float16 or bfloat16 to be interpolated, got ",
+        dtype_name(grid.scalar_type()), ": convert it with .float(), or keep integers with mode='nearest'");
   }
 
   // The sums of cells that lie across the end of a period are not supported.
@@ -376,9 +390,9 @@ struct StencilOps {
     }
   }
 
-  static Cells checked_cells(const Tensor& feats, const Tensor& points) {
-    const int64_t count = points.dim() > 0 ? points.size(0) : kAny;
-    return {{checked("feats", feats, {count, kCorners, kAny}, feats.scalar_type(), feats)}, feats.size(2)};
+  static Cells checked_cells(const Tensor& feats) {
+    check_floating("feats", feats);
+    return {{checked("feats", feats, {kAny, kCorners, kAny}, feats.scalar_type(), feats)}, feats.size(2)};
   }
 };
 

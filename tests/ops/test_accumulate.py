@@ -224,7 +224,7 @@ def test_a_slab_without_points_keeps_its_bits(device):
         ([(7, 9)], RuntimeError, "slabs must lie within their grids, got 3 planes from 7 of 9"),
         ([(-1, 9)], RuntimeError, "slabs must lie within their grids, got 3 planes from -1 of 9"),
         ([(0, 2)], RuntimeError, "slabs must lie within their grids, got 3 planes from 0 of 2"),
-        ([(0, 2**40)], RuntimeError, "grids must have 1 to 2\\^30 vertices along each axis"),
+        ([(0, 2**40)], RuntimeError, "grid must have 1 to 2\\^30 vertices along each axis"),
         ([(0, 3, 4)], RuntimeError, "slabs must be two numbers for each of 1 grids, got 3"),
     ],
     ids=str,

@@ -265,13 +265,13 @@ def tensors(feats=(5, 8, 4), points=(5, 3), feats_dtype=torch.float32, points_dt
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        pytest.param(tensors(feats=(5, 3, 4)), ValueError, r"feats .*\(N, 8, C\).*\(5, 3, 4\)", id="3 corners"),
+        pytest.param(tensors(feats=(5, 3, 4)), ValueError, r"feats .*\(\*, 8, \*\).*\(5, 3, 4\)", id="3 corners"),
         pytest.param(tensors(feats=(5, 4, 8)), ValueError, "feats .*shape", id="corners last"),
         pytest.param(tensors(feats=(5, 8)), ValueError, "feats .*shape", id="2-D feats"),
-        pytest.param(tensors(points=(5, 4)), ValueError, r"points .*\(N, 3\).*\(5, 4\)", id="(N, F) points"),
+        pytest.param(tensors(points=(5, 4)), ValueError, r"points .*\(5, 3\).*\(5, 4\)", id="(N, F) points"),
         pytest.param(tensors(points=(5, 1, 3)), ValueError, "points .*shape", id="3-D points"),
-        pytest.param(tensors(points=(4, 3)), ValueError, r"points .*5 cells of feats.*\(4, 3\)", id="fewer points"),
-        pytest.param(tensors(points=(1, 3)), ValueError, "points .*5 cells of feats", id="no broadcasting"),
+        pytest.param(tensors(points=(4, 3)), ValueError, r"points .*\(5, 3\).*\(4, 3\)", id="fewer points"),
+        pytest.param(tensors(points=(1, 3)), ValueError, r"points .*\(5, 3\), got \(1, 3\)", id="no broadcasting"),
         pytest.param(tensors(feats_dtype=torch.int32), TypeError, "feats .*int32", id="int feats"),
         pytest.param(tensors(points_dtype=torch.int64), TypeError, "points .*float32.*int64", id="int points"),
         pytest.param(tensors(points_dtype=torch.float64), TypeError, "points .*float32.*float64", id="double points"),

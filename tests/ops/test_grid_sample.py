@@ -189,7 +189,7 @@ def tensors(volume=(2, 3, 4, 4, 4), where=(2, 1, 1, 5, 3), dtype=torch.float32, 
         pytest.param(tensors(where=(3, 1, 1, 5, 3)), {}, ValueError, r"grid .*\(2, D_out", id="other batch"),
         pytest.param(tensors(where=(2, 1, 1, 5, 2)), {}, ValueError, r"grid .*W_out, 3\)", id="2-D positions"),
         pytest.param(tensors(where=(2, 5, 3)), {}, ValueError, "grid must have shape", id="list of positions"),
-        pytest.param(tensors(dtype=torch.int32), {}, TypeError, "input must be float32 or .*int32", id="int input"),
+        pytest.param(tensors(dtype=torch.int32), {}, TypeError, "input must be float32, .*int32", id="int input"),
         pytest.param(tensors(where_dtype=torch.int64), {}, TypeError, "grid must be .*float32.*int64", id="int grid"),
         pytest.param(tensors(where_dtype=torch.float64), {}, TypeError, "grid must be .*float64", id="double grid"),
         pytest.param(tensors(dtype=torch.float64), {}, TypeError, "grid must be .*got float32", id="double input"),
@@ -268,7 +268,7 @@ def test_integers_are_copied_from_the_nearest_voxel(device, padding):
     value = grid_sample(labels, where.requires_grad_(), "nearest", padding, False)
     assert value.dtype == torch.int16
     assert torch.equal(value.float(), F.grid_sample(labels.float(), where, "nearest", padding, False))
-    with pytest.raises(TypeError, match=r"input must be float32 or .* int16: convert it .* mode='nearest'"):
+    with pytest.raises(TypeError, match=r"input must be float32, .* int16: convert it .* mode='nearest'"):
         grid_sample(labels, where, "bilinear", padding, False)
 
 

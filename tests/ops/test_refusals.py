@@ -24,9 +24,9 @@ def test_densities_without_lengths_are_not_taken_for_alphas():
 
 
 def test_nothing_of_another_dtype_is_refused_too():
-    with pytest.raises(TypeError, match=r"^feats must be float32 or .*, got int64$"):
+    with pytest.raises(TypeError, match=r"^feats must be float32, .*, got int64$"):
         ops.trilinear_interpolate(torch.zeros(0, 8, 0, dtype=torch.int64), torch.zeros(0, 3))
-    with pytest.raises(TypeError, match=r"^grid must be float32 or .*, got int64: convert it"):
+    with pytest.raises(TypeError, match=r"^grid must be float32, .*, got int64: convert it"):
         ops.sample_trilinear(torch.zeros(2, 2, 2, 0, dtype=torch.int64), POINTS)
 
 

@@ -58,11 +58,18 @@ class OpFunction(Function):
         """
         if functorch_active() or forward_mode_level() >= 0:
             return cls.apply_transformed(*inputs)
-        if torch.is_grad_enabled():
-            trained = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
-            if trained:
-                return cls.record(*(unwrap_dead_wrappers(inputs) if any(map(is_dead_wrapper, trained)) else inputs))
-        return cls.forward(*inputs)
+        return cls.apply_recorded(*inputs) if torch.is_grad_enabled() else cls.forward(*inputs)
+
+    @classmethod
+    def apply_recorded(cls, *inputs: Any) -> Any:
+        """Applies the Function where gradients are recorded, outside of ``torch.func`` and forward mode."""
+        trained = False
+        for x in inputs:
+            if isinstance(x, Tensor) and x.requires_grad:
+                trained = True
+                if is_dead_wrapper(x):
+                    return cls.record(*unwrap_dead_wrappers(inputs))
+        return cls.record(*inputs) if trained else cls.forward(*inputs)
 
     @classmethod
     def apply_transformed(cls, *inputs: Any) -> Any:

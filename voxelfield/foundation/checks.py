@@ -151,24 +151,17 @@ def check_finite(name: str, value: float) -> None:
         raise ArgumentValueError(f"{name} must be finite, got {shown(value)}")
 
 
-def check_points(points: Tensor, shape: tuple[int | str, ...], source_name: str, source: Tensor) -> Tensor:
-    """Raises unless ``points`` has the given shape, and the device and coordinate dtype that ``source`` requires.
-
-    Returns:
-        The points, widened to that dtype if they are 16-bit.
-    """
-    check_tensor("points", points, shape, f" for {source_name} of shape {tuple(source.shape)}")
-    expected = coordinate_dtype(source.dtype)
-    points = widen_positions("points", points, expected)
-    check_dtype("points", points, (expected,), f" for a {str(source.dtype).removeprefix('torch.')} {source_name}")
-    check_same_device("points", points, source_name, source)
+def as_coordinates(points: Tensor, source: Tensor) -> Tensor:
+    """Widens 16-bit points to the dtype that ``source`` requires; leaves all else to the checks of the kernels."""
+    if isinstance(points, Tensor) and isinstance(source, Tensor) and points.dtype in _NARROW:
+        return widen_positions("points", points, coordinate_dtype(source.dtype))
     return points
 
 
 def widen_positions(name: str, positions: Tensor, dtype: torch.dtype) -> Tensor:
     """Widens 16-bit positions to ``dtype`` and warns about them once per process; returns others unchanged."""
     global _warned_of_narrow_positions
-    if positions.dtype not in (torch.float16, torch.bfloat16):
+    if positions.dtype not in _NARROW:
         return positions
     if not _warned_of_narrow_positions and not torch.compiler.is_compiling():
         _warned_of_narrow_positions = True
@@ -180,6 +173,7 @@ def widen_positions(name: str, positions: Tensor, dtype: torch.dtype) -> Tensor:
     return positions.to(dtype)
 
 
+_NARROW = frozenset((torch.float16, torch.bfloat16))
 _warned_of_narrow_positions = False
 
 

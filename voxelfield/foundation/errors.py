@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
@@ -19,13 +16,6 @@ class ArgumentValueError(ValueError, RuntimeError):
     """An argument has the wrong value, shape or device. Also a RuntimeError, as raised by torch's own functions."""
 
 
-EXPLAINED_LATER = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""Errors that a fast path drops because the general path raises them again, with a better message.
-
-Not all exceptions: ``torch.utils.checkpoint`` ends a recomputation by one of its own, in the middle of an op.
-"""
-
-
 def shown(value: object) -> str:
     """Formats a value for an error message: on one line, and truncated if it is long."""
     try:
@@ -33,16 +23,6 @@ def shown(value: object) -> str:
     except ValueError:  # Python refuses to print ints with thousands of digits
         return f"a {type(value).__name__}"
     return clipped(text)
-
-
-@contextmanager
-def explain_memory(**arguments: Tensor) -> Iterator[None]:
-    """Adds the names and shapes of the tensors that determine the size of the results to out-of-memory errors."""
-    try:
-        yield
-    except RuntimeError as error:
-        stop_if_out_of_memory(error, **arguments)
-        raise
 
 
 def stop_if_out_of_memory(error: BaseException, **arguments: Tensor) -> None:

@@ -20,10 +20,8 @@ from voxelfield.foundation.checks import (
     widen_positions,
 )
 from voxelfield.foundation.errors import (
-    EXPLAINED_LATER,
     ArgumentTypeError,
     ArgumentValueError,
-    stop_if_out_of_memory,
 )
 from voxelfield.grids.boxes import box_extent, box_tensor, parse_box, parse_resolution, parse_size
 from voxelfield.grids.grid import Grid
@@ -36,7 +34,7 @@ from voxelfield.grids.resampling import (
     vertex_axes,
 )
 from voxelfield.grids.working_copies import WorkingCopies
-from voxelfield.ops._grids import PADDINGS, Padding, sample_in_box_eagerly
+from voxelfield.ops._grids import PADDINGS, Padding, sample_in_box
 
 
 def cubic_voxels(aabb: Sequence[Sequence[float]] | Tensor, mean_resolution: int) -> tuple[int, int, int]:
@@ -267,27 +265,22 @@ class VoxelGrid(Grid):
     def _sample_eagerly(self, points: Tensor) -> Tensor | None:
         """Interpolates at world positions in the common case; returns None if the general path must be taken.
 
-        Gives the same result as the general path with as little host work as possible: it checks only what neither the
-        arithmetic nor the kernel would reject, and reads the tensors from `_parameters` and `_buffers`, because reading
-        a module's attributes takes as long as adding two small tensors.
+        Gives the same result as the general path with as little host work as possible: it reads the tensors from
+        `_parameters` and `_buffers`, because reading a module's attributes takes as long as adding two small tensors.
         """
         if self.working_copies is not None or type(self).to_unit is not VoxelGrid.to_unit or needs_long_path():
             return None
-        if not self.align_corners:
+        features: Any = self._parameters.get("features")  # a parametrized one is none
+        aabb: Any = self._buffers["aabb"]
+        if not (self.align_corners and isinstance(points, Tensor) and isinstance(features, Tensor)):
             return None
-        try:
-            features: Any = self._parameters["features"]
-            aabb: Any = self._buffers["aabb"]
-            if points.dtype is not torch.float32 or features.dtype is torch.float64 or points.shape[-1] != 3:
-                return None
-            if points.requires_grad or aabb.requires_grad:
-                return None
-            rows = points if points.dim() == 2 else points.reshape(-1, 3)
-            sampled = sample_in_box_eagerly(features, rows, aabb, self.padding)
-            return sampled if rows is points else sampled.view(*points.shape[:-1], features.shape[-1])
-        except EXPLAINED_LATER as error:  # the general path raises the same error again, or explains it
-            stop_if_out_of_memory(error, points=points)
+        if points.dtype is not torch.float32 or features.dtype is torch.float64 or points.device != features.device:
             return None
+        if points.shape[-1:] != (3,) or points.requires_grad or aabb.requires_grad:
+            return None
+        rows = points if points.dim() == 2 else points.reshape(-1, 3)
+        sampled: Tensor = sample_in_box(features, rows, aabb, PADDINGS[self.padding])[0]
+        return sampled if rows is points else sampled.view(*points.shape[:-1], features.shape[-1])
 
     def _new_copies(self, dtype: torch.dtype) -> WorkingCopies:
         if not self.align_corners:

@@ -19,7 +19,7 @@ from voxelfield import ops
 from voxelfield.foundation.autograd import needs_long_path
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.grids.sparse_grid import SparseGrid
-from voxelfield.ops._grids import Padding, known_stencil
+from voxelfield.ops._grids import Padding, grid_options, grid_stencil
 from voxelfield.ops._internal.accumulate import accumulate_trilinear_
 from voxelfield.ops.pyramid import Reduction
 
@@ -74,7 +74,7 @@ class Combination:
 
     def point_gradient(self, levels: Sequence[Tensor], values: Tensor, points: Tensor, padding: Padding) -> Tensor:
         """Returns the gradient of the points (N, 3), given the gradient of :meth:`sample`."""
-        stencil = known_stencil(padding, True, "linear", self.reduce == "sum", False)
+        stencil = grid_stencil(*grid_options(padding, True, "linear", self.reduce == "sum", False))
         gradients = [
             stencil.point_gradient(_taken(values, columns), levels[part], points)
             for part, columns in self._groups(len(levels))

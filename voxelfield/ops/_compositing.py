@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,9 +20,14 @@ from voxelfield.foundation.checks import (
     coordinate_dtype,
 )
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
-from voxelfield.foundation.private_torch import below_autograd, forward_mode_level, functorch_active
+from voxelfield.foundation.private_torch import (
+    below_autograd,
+    forward_mode_level,
+    functorch_active,
+    unwrap_dead_wrappers,
+)
 from voxelfield.ops._table import declare, run_raw
-from voxelfield.ops.ray_sums import EXCLUSIVE, scan, spread, total
+from voxelfield.ops.ray_sums import EXCLUSIVE, scan, total
 
 Results = tuple[Tensor, ...]
 
@@ -32,7 +38,8 @@ def int64_offsets(ray_offsets: Any, name: str, values: Any) -> Any:
     That is for Python to look at, because kernels do not wait for the values. All else is left to the kernels, which
     know ``values`` as density.
     """
-    check_dense(name, values)
+    if not isinstance(values, Tensor):
+        check_dense(name, values)
     if isinstance(ray_offsets, Tensor) and ray_offsets.ndim == values.ndim == 1:
         if ray_offsets.dtype is torch.int32:
             ray_offsets = ray_offsets.long()
@@ -95,6 +102,31 @@ class PackedFunction(OpFunction):
         """Computes the results from differentiable parts."""
         raise NotImplementedError
 
+    @classmethod
+    def differentiate_formula(cls, needs: Sequence[bool], grads: Sequence[MaybeTensor], *inputs: Any) -> Any:
+        """Returns gradients of the formula in the inputs that need one, which can be differentiated again."""
+        wanted = [i for i, x in enumerate(inputs) if needs[i] and x.is_floating_point()]
+
+        def differentiated(*tensors: Tensor) -> tuple[Tensor, ...]:
+            given = dict(zip(wanted, tensors, strict=True))
+            results = cls.formula(*[given.get(i, x) for i, x in enumerate(inputs)])
+            results = results if isinstance(results, tuple) else (results,)
+            return tuple(x for x, grad in zip(results, grads, strict=True) if grad is not None)
+
+        arriving = tuple(grad for grad in grads if grad is not None)
+        if functorch_active():
+            found = torch.func.vjp(differentiated, *[inputs[i] for i in wanted])[1](arriving)
+        else:
+            # Views, because one tensor may be two of the inputs. A backward pass of torch.func that has returned leaves
+            # wrappers of tensors without a gradient.
+            given = unwrap_dead_wrappers(inputs[i] for i in wanted)
+            tensors = [x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in given]
+            pairs = [(x, grad) for x, grad in zip(differentiated(*tensors), arriving, strict=True) if x.requires_grad]
+            results, arriving = zip(*pairs, strict=True)
+            found = torch.autograd.grad(results, tensors, arriving, create_graph=True, allow_unused=True)
+        gradients = dict(zip(wanted, found, strict=True))
+        return tuple(gradients.get(i) for i in range(len(inputs)))
+
 
 def _is_transformed() -> bool:
     """Tells whether the backward pass that is running may be differentiated itself, or mapped."""
@@ -121,14 +153,11 @@ class RayLight(PackedFunction):
     def backward(ctx: Any, grad: Tensor) -> tuple[MaybeTensor, ...]:
         samples = (*ctx.saved_tensors, ctx.min_transmittance)
         if _is_transformed():
-            light = _Light(*samples)
-            gradients = light.gradients(light.reach(grad), at_weight=not ctx.transmittance)
-        else:
-            of_lengths = ctx.needs_input_grad[1]
-            with below_autograd():
-                gradient = _ray_light_backward.raw(grad, *samples, ctx.transmittance, of_lengths)
-            gradients = gradient if of_lengths else (gradient, None)
-        return *gradients, None, None, None
+            return RayLight.differentiate_formula(ctx.needs_input_grad, (grad,), *samples, ctx.transmittance)
+        of_lengths = ctx.needs_input_grad[1]
+        with below_autograd():
+            gradient = _ray_light_backward.raw(grad, *samples, ctx.transmittance, of_lengths)
+        return *(gradient if of_lengths else (gradient, None)), None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
@@ -171,9 +200,8 @@ class CompositeSamples(PackedFunction):
         if not ctx.distortion:  # its result is empty
             grads = (*grads[:4], None)
         if _is_transformed():
-            density, rgb, t, dt, ray_offsets, *_ = ctx.saved_tensors
-            gradients = _composite_gradients(grads, density, rgb, t, dt, ray_offsets, ctx.min_transmittance)
-            return *gradients, None, None, None
+            inputs = *ctx.saved_tensors[:5], ctx.min_transmittance, ctx.distortion
+            return CompositeSamples.differentiate_formula(ctx.needs_input_grad, grads, *inputs)
         of_distances = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
         saved = ctx.saved_tensors  # which activation checkpointing computes, with autograd
         with below_autograd():
@@ -212,8 +240,7 @@ class _Light:
                 passing = torch.exp(-thickness)
             light = self._transmittance(torch.where(sound, passing, 1))
             self.reached = (light >= min_transmittance) & (light > 0)
-            # A sample that is not sound shows in its weight and gradient, and does not change the light behind it.
-            self.broken = torch.where(self.reached & ~sound, torch.nan, 0.0).to(values.dtype)
+            broken = self.reached & ~sound
         # Numbers that are not used may be anything; they must not meet a derivative, not even one of zero.
         used = self.reached & sound
         self.values = torch.where(used, values, 0)
@@ -224,7 +251,9 @@ class _Light:
             self.dt = torch.where(used, dt, 0)
             thickness = self.values * self.dt
             self.opacity, self.passing = -torch.expm1(-thickness), torch.exp(-thickness)
-        self.opacity = self.opacity + self.broken
+        # A sample that is not sound shows in its weight and gradient, and does not change the light behind it.
+        unsound = torch.where(broken, values if dt is None else values + dt, 0)
+        self.opacity = self.opacity + torch.where(broken, torch.nan, 0.0).to(values.dtype) * unsound
         self.transmittance = self.reach(self._transmittance(self.passing))
         self.weights = self.transmittance * self.opacity
 
@@ -234,61 +263,6 @@ class _Light:
     def reach(self, x: Tensor) -> Tensor:
         """Returns (M, ...) with zeros in the rows that no ray reaches."""
         return torch.where(self.reached if x.dim() == 1 else self.reached[:, None], x, 0)
-
-    def gradients(self, grad: Tensor, *, at_weight: bool = True) -> tuple[Tensor, MaybeTensor]:
-        """Returns the gradients in ``values`` and ``dt`` from one (M,) in the weights, or in the transmittances."""
-        source = self.opacity * grad if at_weight else grad
-        # The gradient of the light behind each sample, which the samples behind it divide among themselves.
-        behind = scan(source[:, None], self.passing[:, None], self.ray_offsets, EXCLUSIVE, reverse=True)[:, 0]
-        of_opacity = self.transmittance * (grad - behind if at_weight else -behind) + self.broken
-        if self.dt is None:
-            return of_opacity, None
-        of_thickness = of_opacity * self.passing
-        return of_thickness * self.dt, of_thickness * self.values
-
-
-def _composite_gradients(
-    grads: tuple[MaybeTensor, ...],
-    density: Tensor,
-    rgb: Tensor,
-    t: Tensor,
-    dt: MaybeTensor,
-    ray_offsets: Tensor,
-    min_transmittance: float,
-) -> tuple[MaybeTensor, ...]:
-    """Returns the gradients of composite in density, rgb, t and dt, by differentiable parts."""
-    at_rgb, at_opacity, at_depth_sum, at_weights, at_distortion = grads
-    light = _Light(density, dt, ray_offsets, min_transmittance)
-    rgb, t, weights = light.reach(rgb), light.reach(t), light.weights
-
-    def of_each(ray_grad: Tensor) -> Tensor:
-        return spread(ray_grad[:, None], ray_offsets, t.shape[0])[:, 0]
-
-    grad = torch.zeros_like(weights) if at_weights is None else light.reach(at_weights)
-    of_rgb, of_t, of_length = torch.zeros_like(rgb), torch.zeros_like(t), None
-    if at_rgb is not None:
-        at_rgb = spread(at_rgb, ray_offsets, t.shape[0])
-        grad = grad + (at_rgb * rgb).sum(dim=1)
-        of_rgb = weights[:, None] * at_rgb
-    if at_opacity is not None:
-        grad = grad + of_each(at_opacity)
-    if at_depth_sum is not None:
-        at_depth_sum = of_each(at_depth_sum)
-        grad = grad + at_depth_sum * t
-        of_t = weights * at_depth_sum
-    if at_distortion is not None:
-        assert light.dt is not None
-        at_distortion = of_each(at_distortion)
-        moments = torch.stack((weights, weights * t), dim=1)
-        before, behind = (scan(moments, None, ray_offsets, EXCLUSIVE, reverse) for reverse in (False, True))
-        apart = 2 * (before - behind)
-        grad = grad + at_distortion * (t * apart[:, 0] - apart[:, 1] + 2 / 3 * weights * light.dt)
-        of_t = of_t + at_distortion * weights * apart[:, 0]
-        of_length = at_distortion * weights.square() / 3
-    of_density, of_dt = light.gradients(light.reach(grad))
-    if of_dt is not None and of_length is not None:
-        of_dt = of_dt + of_length
-    return of_density, of_rgb, of_t, of_dt
 
 
 class _PackedCalls:
@@ -348,14 +322,14 @@ def _of_samples(density: Tensor, rgb: Tensor, dt: MaybeTensor, of_distances: boo
 
 
 light_packed = declare(
-    "ray_light", lambda density: density.new_empty(density.shape), check=_check_samples, formula=RayLight.apply
+    "ray_light", lambda density: density.new_empty(density.shape), check=_check_samples, function=RayLight
 )
 _ray_light_backward = declare(
     "ray_light_backward",
     lambda density, of_lengths: density.new_empty((2, *density.shape) if of_lengths else density.shape),
     refusal="the raw op ray_light_backward has no derivative; ops.ray_weights has derivatives of any order",
 )
-composite_packed = declare("composite", _sums, check=_check_samples, formula=CompositeSamples.apply)
+composite_packed = declare("composite", _sums, check=_check_samples, function=CompositeSamples)
 _composite_backward = declare(
     "composite_backward",
     _of_samples,

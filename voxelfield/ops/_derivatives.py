@@ -24,8 +24,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from voxelfield.foundation.autograd import MaybeTensor, OpFunction, forward_mode_active, needs_long_path, traces_ops
-from voxelfield.foundation.errors import EXPLAINED_LATER, is_out_of_memory, stop_if_out_of_memory
+from voxelfield.foundation.autograd import MaybeTensor, OpFunction, forward_mode_active
 from voxelfield.foundation.private_torch import below_autograd
 from voxelfield.ops._table import Op, declare
 
@@ -66,49 +65,6 @@ class Stencil(Protocol):
 
 
 AnyStencil = TypeVar("AnyStencil", bound=Stencil)
-
-
-def sample(sources: Sequence[Tensor], points: Tensor, stencil: Stencil) -> Tensor:
-    """Samples sources at points, differentiably, in every situation."""
-    if traces_ops():
-        return stencil.gather(sources, points)
-    sampled: Tensor = Gather.apply(*sources, points, stencil)
-    return sampled
-
-
-def sample_directly(sources: Sequence[Tensor], points: Tensor, stencil: Stencil) -> Tensor:
-    """Does the same where nothing traces or transforms the call, with less work on the host."""
-    if torch.is_grad_enabled():
-        sampled: Tensor = Gather.apply(*sources, points, stencil)
-        return sampled
-    with below_autograd():
-        return stencil.gather(sources, points)
-
-
-def run_or_check(
-    run: Callable[..., Tensor],
-    check_and_run: Callable[..., Tensor],
-    named: Callable[..., dict[str, Tensor]],
-    *arguments: Any,
-) -> Tensor:
-    """Runs an op whose arguments only the kernels check; if that fails, checks them in Python and runs it again.
-
-    Checks in Python would take longer than everything else on the host. They come first where a call is traced or
-    transformed, for which ``run`` may be unfit. All three functions take the arguments; ``named`` returns those that
-    errors state if memory runs out.
-    """
-    if not needs_long_path():
-        try:
-            return run(*arguments)
-        except EXPLAINED_LATER as error:
-            if is_out_of_memory(error):
-                stop_if_out_of_memory(error, **named(*arguments))
-    try:
-        return check_and_run(*arguments)
-    except RuntimeError as error:
-        if is_out_of_memory(error):
-            stop_if_out_of_memory(error, **named(*arguments))
-        raise
 
 
 class Named(NamedTuple):
@@ -344,14 +300,14 @@ class PointGradient(StencilFunction):
 
 
 def declare_lookup(
-    name: str, results: Callable[..., Any], function: type[StencilFunction], inputs_of: Callable[..., tuple[Any, ...]]
+    name: str, function: type[StencilFunction], inputs: Callable[..., tuple[Any, ...]], **row: Any
 ) -> Op:
-    """Declares a raw op that reads sources: ``inputs_of`` its arguments returns the inputs of its Function."""
+    """Declares a raw op that reads sources: ``inputs`` makes the inputs of its Function of its arguments."""
 
     def batching(info: Any, dims: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:
-        return function.map(function.call, info.batch_size, inputs_of(*dims), *inputs_of(*arguments))
+        return function.map(function.call, info.batch_size, inputs(*dims), *inputs(*arguments))
 
-    return declare(name, results, formula=lambda *arguments: function.apply(*inputs_of(*arguments)), batching=batching)
+    return declare(name, function=function, inputs=inputs, batching=batching, **row)
 
 
 def _splat(

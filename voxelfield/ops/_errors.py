@@ -33,8 +33,13 @@ def explain(error: RuntimeError, arguments: Iterable[tuple[str, str, Any]], tens
             check_dense(name, x)
         elif kind == "List[Tensor]":
             for i, each in enumerate(x):
-                check_dense(f"{name}[{i}]", each)
+                check_dense(element_name(name, i, len(x)), each)
         elif kind == "float":
             lies_within(name, x, -math.inf, math.inf)
     if match := _CHECK.fullmatch(str(error)):
         raise (ArgumentTypeError if match[1] else ArgumentValueError)(match[2]) from error
+
+
+def element_name(name: str, i: int, count: int) -> str:
+    """Returns the name of a tensor in a list; one alone may be an argument of a public function, as ``grid`` is."""
+    return f"{name}[{i}]" if count > 1 else name.removesuffix("s")

@@ -13,33 +13,28 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from voxelfield import _library
 from voxelfield.foundation import constants
-from voxelfield.foundation.autograd import MaybeTensor, OpFunction, forward_mode_active, needs_long_path
+from voxelfield.foundation.autograd import MaybeTensor, OpFunction, needs_long_path
 from voxelfield.foundation.checks import (
     FLOATING,
     INTEGERS,
     check_choice,
     check_dtype,
     check_field,
-    check_points,
     check_same_device,
     check_tensor,
     coordinate_dtype,
 )
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
-from voxelfield.foundation.private_torch import below_autograd
 from voxelfield.ops._derivatives import (
     Gather,
     PointGradient,
     Shapes,
     Splat,
     declare_lookup,
-    run_or_check,
-    sample,
-    sample_directly,
 )
-from voxelfield.ops._table import declare
+from voxelfield.ops._errors import element_name
+from voxelfield.ops._table import declare, run_raw
 
 Padding = Literal["border", "zeros", "reflection", "periodic"]
 Mode = Literal["linear", "nearest"]
@@ -78,7 +73,7 @@ class GridStencil:
 
     def gather(self, sources: Sequence[Tensor], points: Tensor) -> Tensor:
         """Samples ``sources`` at ``points``."""
-        sampled: Tensor = _SAMPLE.raw(sources, points, *self.options)
+        sampled: Tensor = sample_lookup.raw(sources, points, *self.options)
         return sampled
 
     def splat(self, values: Tensor, points: Tensor, shapes: Shapes) -> tuple[Tensor, ...]:
@@ -94,12 +89,12 @@ class GridStencil:
         if method is None:
             deterministic = torch.are_deterministic_algorithms_enabled()
             method = constants.DETERMINISTIC if deterministic else constants.AUTOMATIC
-        sums: list[Tensor] = _SPLAT.raw(values, points, sizes, *options, method)
+        sums: list[Tensor] = _splat.raw(values, points, sizes, *options, method)
         return tuple(_opened(total).to(dtype) for total in sums) if periodic else tuple(sums)
 
     def point_gradient(self, values: Tensor, sources: Sequence[Tensor], points: Tensor) -> Tensor:
         """Returns the gradient in the points."""
-        gradient: Tensor = _POINT_GRADIENT.raw(values, sources, points, *self.options)
+        gradient: Tensor = _point_gradient.raw(values, sources, points, *self.options)
         return gradient
 
     def select(self, values: Tensor, shapes: Shapes, wanted: Sequence[bool]) -> Tensor:
@@ -118,36 +113,32 @@ def _opened(closed: Tensor) -> Tensor:
     return closed.contiguous()
 
 
-def make_stencil(padding: str, align_corners: bool, mode: str, add: bool, with_gradient: bool) -> GridStencil:
-    """Checks the options of a public function and translates them."""
+grid_stencil = functools.cache(GridStencil)
+
+
+def grid_options(
+    padding: str, align_corners: bool, mode: str, add: bool, with_gradient: bool
+) -> tuple[int, bool, bool, bool, bool]:
+    """Checks the options of a public function and returns those of the raw ops."""
     check_choice("padding", padding, PADDINGS)
     check_choice("mode", mode, MODES)
-    nearest = mode == "nearest"
-    if with_gradient and nearest:
+    if with_gradient and mode == "nearest":
         raise ArgumentValueError("with_gradient=True needs mode='linear', got mode='nearest': that has no gradient")
-    return GridStencil(PADDINGS[padding], bool(align_corners), nearest, add, bool(with_gradient))
-
-
-known_stencil = functools.cache(make_stencil)
+    return PADDINGS[padding], bool(align_corners), mode == "nearest", add, bool(with_gradient)
 
 
 class SampleInBox(OpFunction):
-    """Samples one grid at world positions, applied to ``(grid, points, aabb, stencil)``; points get no gradient.
+    """Samples one grid at world positions; neither these nor the box get a gradient.
 
     Returns the values, and where the points lie in the unit cube.
     """
 
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        grid, points, aabb, stencil = inputs
-        with below_autograd():
-            sampled: tuple[Tensor, Tensor] = _SAMPLE_IN_BOX.raw(grid, points, aabb, stencil.padding)
-        return sampled
+    forward = run_raw("sample_in_box")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        grid, *_, ctx.stencil = inputs
-        ctx.shape = grid.shape
+        grid, *_, padding = inputs
+        ctx.shape, ctx.stencil = grid.shape, grid_stencil(padding, True, False, False, False)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(output[1])
@@ -159,17 +150,6 @@ class SampleInBox(OpFunction):
         (unit,) = ctx.saved_tensors
         (summed,) = Splat.apply(grad, unit, (ctx.shape,), ctx.stencil)
         return summed, None, None, None
-
-
-def sample_in_box_eagerly(grid: Tensor, points: Tensor, aabb: Tensor, padding: str) -> Tensor:
-    """Samples a grid (X, Y, Z, C) over a box at world positions (N, 3), with the least work on the host.
-
-    Differentiable in the grid. Must not be used if :func:`voxelfield.foundation.autograd.needs_long_path`, nor for
-    positions or boxes that require a gradient. Only the raw op checks the arguments.
-    """
-    stencil = known_stencil(padding, True, "linear", False, False)
-    sampled: Tensor = SampleInBox.apply(grid, points, aabb, stencil)[0]
-    return sampled
 
 
 def shared_grid(grids: Tensor) -> Tensor | None:
@@ -203,7 +183,6 @@ def shared_grid(grids: Tensor) -> Tensor | None:
 
 
 def sample_grids(
-    name: str,
     grids: Sequence[Tensor],
     points: Tensor,
     add: bool,
@@ -212,91 +191,52 @@ def sample_grids(
     mode: str,
     with_gradient: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Samples ``grids`` of fitting shapes in any situation, or raises what the public functions promise.
-
-    ``name`` is that of the argument: ``"grid"``, or ``"grids"`` if it is a sequence.
-    """
-    options = (padding, align_corners, mode, add, with_gradient)
-    sampled = run_or_check(_sample, _check_and_sample, _named_inputs, name, grids, points, options)
+    """Samples grids at rows of points, as the public functions promise."""
+    sampled: Tensor = sample_lookup(grids, points, *grid_options(padding, align_corners, mode, add, with_gradient))
     return (sampled[0], sampled[1:].movedim(0, -1)) if with_gradient else sampled
 
 
-def _sample(_: str, grids: Sequence[Tensor], points: Tensor, options: tuple[Any, ...]) -> Tensor:
-    return sample_directly(grids, points, known_stencil(*options))
-
-
-def _check_and_sample(name: str, grids: Sequence[Tensor], points: Tensor, options: tuple[Any, ...]) -> Tensor:
-    stencil, named = make_stencil(*options), _named(name, grids)
-    _check_grids(named, stencil.nearest, stencil.sum)
-    first = grids[0]
-    points = check_points(points, (*first.shape[:-4], "N", 3), next(iter(named)), first)
-    _library.ensure_loaded(first.device.type)
-    return sample(grids, points, stencil)
-
-
-def _named_inputs(name: str, grids: Sequence[Tensor], points: Tensor, _: tuple[Any, ...]) -> dict[str, Tensor]:
-    return {"points": points, **_named(name, grids)}
-
-
-def _named(name: str, grids: Sequence[Tensor]) -> dict[str, Tensor]:
-    return {name if name == "grid" else f"{name}[{level}]": grid for level, grid in enumerate(grids)}
-
-
-def _check_grids(grids: dict[str, Tensor], nearest: bool, add: bool) -> None:
-    """Raises unless grids have at least one vertex, a dtype that kernels exist for, and fit together."""
-    first_name, first = next(iter(grids.items()))
+def _check_lookup(grids: Sequence[Tensor], points: Tensor, nearest: bool, sum: bool) -> None:
+    """Raises unless grids have at least one vertex, a dtype that kernels exist for, and fit together and points."""
+    first_name, first = element_name("grids", 0, len(grids)), grids[0]
     batch: tuple[int | str, ...] = ("B",) if isinstance(first, Tensor) and first.dim() == 5 else ()
     channels: int | str = "C"
-    for name, grid in grids.items():
+    for i, grid in enumerate(grids):
+        name = element_name("grids", i, len(grids))
         check_tensor(name, grid, (*batch, "X", "Y", "Z", channels))
-        check_grid_dtype(name, grid, copied=nearest and not add)
+        check_grid_dtype(name, grid, copied=nearest and not sum)
         if grid is not first:
             check_dtype(name, grid, (first.dtype,), f" as {first_name} is")
             check_same_device(name, grid, first_name, first)
         if 0 in grid.shape[-4:-1]:
             raise ArgumentValueError(
-                f"{name} must have at least one vertex along each axis, got shape {tuple(grid.shape)}"
+                f"{name} must have 1 to 2^30 vertices along each axis, got shape {tuple(grid.shape)}"
             )
         batch = grid.shape[:-4]
-        channels = grid.shape[-1] if add else "C"
+        channels = grid.shape[-1] if sum else "C"
+    check_field("points", points, (*batch, "N", 3), coordinate_dtype(first.dtype), first_name, first)
 
 
 def check_grid_dtype(name: str, grid: Tensor, copied: bool) -> None:
     """Raises unless kernels exist for the dtype of a grid. Integers can only be ``copied``, not interpolated."""
     if grid.dtype in INTEGERS and not copied:
         raise ArgumentTypeError(
-            f"{name} must be float32 or float64 or float16 or bfloat16 to be interpolated, got "
+            f"{name} must be float32, float64, float16 or bfloat16 to be interpolated, got "
             f"{str(grid.dtype).removeprefix('torch.')}: convert it with .float(), or keep integers with mode='nearest'"
         )
     check_dtype(name, grid, FLOATING + INTEGERS)
 
 
-def _sampled(grids: list[Tensor], points: Tensor, nearest: bool, sum: bool, with_gradient: bool) -> Tensor:
-    # The kernels check their arguments, but do not run on fake tensors.
-    _check_grids(_named("grids", grids), nearest, sum)
-    first = grids[0]
-    check_field("points", points, (*first.shape[:-4], "N", 3), coordinate_dtype(first.dtype), "grids[0]", first)
-    channels = first.shape[-1] if sum else builtins.sum(grid.shape[-1] for grid in grids)
+def _sampled(grids: list[Tensor], points: Tensor, sum: bool, with_gradient: bool) -> Tensor:
+    channels = grids[0].shape[-1] if sum else builtins.sum(grid.shape[-1] for grid in grids)
     sets = (4,) if with_gradient else ()
-    return first.new_empty(*sets, *points.shape[:-1], channels)
+    return grids[0].new_empty(*sets, *points.shape[:-1], channels)
 
 
 def _sampled_in_box(grid: Tensor, points: Tensor, aabb: Tensor) -> tuple[Tensor, Tensor]:
-    check_tensor("grids", grid, ("X", "Y", "Z", "C"))
-    check_dtype("grids", grid, FLOATING)
-    check_field("points", points, ("N", 3), coordinate_dtype(grid.dtype), "grids", grid)
-    check_field("aabb", aabb, (2, 3), coordinate_dtype(grid.dtype), "grids", grid)
+    _check_lookup((grid,), points, nearest=False, sum=False)
+    check_field("aabb", aabb, (2, 3), coordinate_dtype(grid.dtype), "grid", grid)
     return grid.new_empty(points.shape[0], grid.shape[-1]), points.new_empty(points.shape)
-
-
-def _sample_in_box(grid: Tensor, points: Tensor, aabb: Tensor, padding: int) -> tuple[Tensor, Tensor]:
-    stencil = GridStencil(padding, True, False, False, False)
-    if not (points.requires_grad or aabb.requires_grad or forward_mode_active()):
-        in_box: tuple[Tensor, Tensor] = SampleInBox.apply(grid, points, aabb, stencil)
-        return in_box
-    low, high = aabb
-    unit = (points - low) / (high - low)
-    return Gather.apply(grid, unit, stencil), unit
 
 
 def _shapes(points: Sequence[int], sizes: Sequence[int]) -> Shapes:
@@ -304,31 +244,37 @@ def _shapes(points: Sequence[int], sizes: Sequence[int]) -> Shapes:
     return tuple((*points[:-2], *sizes[i : i + 4]) for i in range(0, len(sizes), 4))
 
 
-def _splat(values: Tensor, points: Tensor, sizes: Sequence[int], *options: Any) -> list[Tensor]:
-    return list(Splat.apply(values, points, _shapes(points.shape, sizes), GridStencil(*options)))
+def _splat_inputs(values: Tensor, points: Tensor, sizes: Sequence[int], *options: Any) -> tuple[Any, ...]:
+    return values, points, _shapes(points.shape, sizes), grid_stencil(*options)
 
 
 def _map_splat(info: Any, dims: Any, values: Tensor, points: Tensor, sizes: Sequence[int], *options: Any) -> Any:
     # Points that are mapped over have one dimension more than the points of one call.
     of_one = points.shape if dims[1] is None else points.movedim(dims[1], 0).shape[1:]
-    inputs = (values, points, _shapes(of_one, sizes), GridStencil(*options))
+    inputs = (values, points, _shapes(of_one, sizes), grid_stencil(*options))
     sums, at = Splat.map(Splat.call, info.batch_size, (*dims[:2], None, None), *inputs)
     return list(sums), list(at)
 
 
-_SAMPLE = declare_lookup(
-    "sample_trilinear", _sampled, Gather, lambda grids, points, *options: (*grids, points, GridStencil(*options))
+sample_lookup = declare_lookup(
+    "sample_trilinear",
+    Gather,
+    lambda grids, points, *options: (*grids, points, grid_stencil(*options)),
+    results=_sampled,
+    check=_check_lookup,
 )
-_SAMPLE_IN_BOX = declare("sample_in_box", _sampled_in_box, formula=_sample_in_box)
-_SPLAT = declare(
+sample_in_box = declare("sample_in_box", _sampled_in_box, function=SampleInBox)
+_splat = declare(
     "splat_trilinear",
     lambda values, points, sizes: [values.new_empty(shape) for shape in _shapes(points.shape, sizes)],
-    formula=_splat,
+    function=Splat,
+    inputs=_splat_inputs,
+    unpack=list,
     batching=_map_splat,
 )
-_POINT_GRADIENT = declare_lookup(
+_point_gradient = declare_lookup(
     "point_gradient_trilinear",
-    lambda points: points.new_empty(points.shape),
     PointGradient,
-    lambda values, grids, points, *options: (values, *grids, points, GridStencil(*options)),
+    lambda values, grids, points, *options: (values, *grids, points, grid_stencil(*options)),
+    results=lambda points: points.new_empty(points.shape),
 )

@@ -25,8 +25,9 @@ The schema itself is in ``extension/module/library.cpp`` and is read from there;
     is the set of the arguments that require a gradient. ``backward`` is a function that runs the op NAME_backward on
     what the schema of that op names, and on what it is passed by name; it returns gradients by name too.
   - ``"last"``: ``refusal`` is the message with which a derivative is refused. Backward ops are such.
-  - ``"formula"``: ``formula`` differentiates the op any number of times. It takes all arguments in the order of the
-    schema, and applies autograd Functions to them.
+  - ``"function"``: ``function`` is an autograd Function that differentiates the op, any number of times. It is applied
+    to all arguments in the order of the schema, or to what ``inputs`` makes of them; ``unpack`` makes the results of
+    the op from its results.
   - ``"none"``, without any of these: the op treats all tensors as constants.
 
 - ``batching``: the rule for ``torch.vmap`` and for autograd's batches of gradients; without one, mapping is refused.
@@ -42,20 +43,22 @@ errors of C++ into those of Python.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
+from itertools import compress
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
+from torch.jit import is_tracing
 
 from voxelfield import _library
 from voxelfield.foundation.autograd import (
     MaybeTensor,
     OpFunction,
-    forward_mode_active,
     hold_constant,
 )
 from voxelfield.foundation.private_torch import (
@@ -92,7 +95,7 @@ class Op:
 
     Attributes:
         raw: The overload of the raw op, ``torch.ops.voxelfield.NAME.default``.
-        derivative: Its kind: ``"gradients"``, ``"last"``, ``"formula"`` or ``"none"``.
+        derivative: Its kind: ``"gradients"``, ``"last"``, ``"function"`` or ``"none"``.
         arguments: The names of all arguments, in the order of the schema.
         tensors: The names of those that are tensors or lists of tensors.
         written: The places of those that the op writes to.
@@ -106,7 +109,9 @@ class Op:
     gradients: Callable[..., dict[str, Any]] | None = None
     differentiable: Sequence[str] = ()
     refusal: str | None = None
-    formula: Callable[..., Any] | None = None
+    function: type[OpFunction] | None = None
+    inputs: Callable[..., Iterable[Any]] | None = None
+    unpack: Callable[[Any], Any] | None = None
     batching: Rule | None = None
     public: str = ""
 
@@ -116,14 +121,14 @@ class Op:
     written: tuple[int, ...] = field(default=(), init=False)
     outputs: tuple[str, ...] = field(default=(), init=False)
     _kinds: tuple[str, ...] = field(default=(), init=False)
-    _list_at: int | None = field(default=None, init=False)
     _apply: Callable[..., Any] | None = field(default=None, init=False)
+    _record: Callable[..., Any] | None = field(default=None, init=False)
     _check: Callable[..., None] | None = field(default=None, init=False)
 
     derivative: str = field(default="none", init=False)
 
     def __post_init__(self) -> None:
-        kinds = {"formula": self.formula, "gradients": self.gradients, "last": self.refusal, "none": True}
+        kinds = {"function": self.function, "gradients": self.gradients, "last": self.refusal, "none": True}
         self.derivative = next(kind for kind, given in kinds.items() if given is not None)
 
     def register(self) -> None:
@@ -135,10 +140,11 @@ class Op:
         self._kinds = tuple(str(x.type) for x in schema.arguments)
         self.tensors = tuple(name for name, kind in zip(self.arguments, self._kinds, strict=True) if "Tensor" in kind)
         self.written = tuple(i for i, x in enumerate(schema.arguments) if x.alias_info and x.alias_info.is_write)
-        lists = [i for i, kind in enumerate(self._kinds) if kind == "List[Tensor]"]
-        self._list_at = lists[0] if len(lists) == 1 else None
         self._check = None if self.check is None else self._by_name(self.check)
-        self._apply = self._make_formula() if self.derivative in ("gradients", "last") else self.formula
+        if self.derivative in ("gradients", "last"):
+            _make_function(self)
+        if self.function is not None:
+            self._apply, self._record = map(self._of_arguments, (self.function.apply, self.function.apply_recorded))
         if self.results is not None:
             torch.library.register_fake(f"voxelfield::{self.name}", self._make_fake(self.results))
         elif not self.outputs:
@@ -155,18 +161,19 @@ class Op:
         """Runs the op in any situation."""
         if named:
             arguments = self._in_order(arguments, named)
-        first = arguments[0]
-        _library.ensure_loaded(first.device.type if isinstance(first, Tensor) else _device_type(arguments))
         try:
+            if is_compiling() or is_tracing():
+                return self._run_traced(arguments)
+            first = arguments[0]
+            if (first.device if isinstance(first, Tensor) else _device(arguments)) not in _served:
+                _serve(arguments)
             if self.written:
                 with torch.no_grad():
                     return self.raw(*arguments)
-            if torch.compiler.is_compiling() or torch.jit.is_tracing():
-                return self.raw(*self._with_constants(arguments))
             if functorch_active() or forward_mode_level() >= 0:
                 return self._run_transformed(arguments)
-            if self._apply is not None:
-                return self._apply(*arguments)
+            if self._record is not None and torch.is_grad_enabled():
+                return self._record(*arguments)
             with below_autograd():
                 return self.raw(*arguments)
         except RuntimeError as error:
@@ -175,10 +182,18 @@ class Op:
 
     def _in_order(self, arguments: Sequence[Any], named: dict[str, Any]) -> tuple[Any, ...]:
         """Returns all arguments in the order of the schema."""
-        _library.ensure_loaded(_device_type((*arguments, *named.values())))
+        _serve((*arguments, *named.values()))
         if {*named} != {*self.arguments[len(arguments) :]}:
             raise TypeError(f"{self.name} must have {self.arguments}, got {len(arguments)} and {tuple(named)}")
         return (*arguments, *[named[name] for name in self.arguments[len(arguments) :]])
+
+    def _run_traced(self, arguments: Sequence[Any]) -> Any:
+        """Calls the raw op, which a trace can contain, where an autograd Function would hide it."""
+        _library.ensure_loaded(_device(arguments).type)
+        if self.written:
+            with torch.no_grad():
+                return self.raw(*arguments)
+        return self.raw(*self._with_constants(arguments))
 
     def _run_transformed(self, arguments: Sequence[Any]) -> Any:
         """Runs the op under ``torch.func``, or while tensors may carry tangents."""
@@ -189,7 +204,7 @@ class Op:
 
     def _with_constants(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """Detaches tensors that get no gradient; raises if one of them carries a tangent or is mapped."""
-        if self.derivative in ("formula", "last"):
+        if self.derivative in ("function", "last"):
             return arguments
         tensors = self._named_tensors(arguments)
         flat = {name: x for name, x in tensors.items() if name.split("[")[0] not in self.differentiable}
@@ -232,34 +247,11 @@ class Op:
 
         return fake
 
-    def _make_formula(self) -> Callable[..., Any]:
-        """Returns a function of all arguments that applies a Function with the declared gradients, or a refusal."""
-        apply, count, at = _function_of(self).apply, len(self.outputs), self._list_at
-        constants = set(self.tensors).difference(self.differentiable) if self.derivative == "gradients" else set()
-        held = [i for i, name in enumerate(self.arguments) if name in constants]
-
-        def formula(*arguments: Any) -> Any:
-            if not (torch.is_grad_enabled() or forward_mode_active()):
-                with below_autograd():
-                    return self.raw(*arguments)
-            for i in held:
-                if isinstance(arguments[i], Tensor) and arguments[i].requires_grad:
-                    arguments = (*arguments[:i], arguments[i].detach(), *arguments[i + 1 :])
-            if at is None:
-                return apply(*arguments)
-            results = apply(*arguments[:at], *arguments[at], *arguments[at + 1 :])
-            # A Function cannot return a list of tensors; the last result is one if there are more than expected.
-            return results if count == 1 else (*results[: count - 1], list(results[count - 1 :]))
-
-        return formula
-
-    def nested(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Returns the arguments from inputs of a Function, which are tensors, not lists of them."""
-        at = self._list_at
-        if at is None:
-            return inputs
-        end = len(inputs) - (len(self.arguments) - at - 1)
-        return (*inputs[:at], list(inputs[at:end]), *inputs[end:])
+    def _of_arguments(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function of all arguments that applies the Function by ``run``."""
+        inputs, unpack = self.inputs, self.unpack
+        applied = run if inputs is None else lambda *arguments: run(*inputs(*arguments))
+        return applied if unpack is None else lambda *arguments: unpack(applied(*arguments))
 
     def _differentiate(self, *arguments: Any) -> Any:
         """Is the autograd kernel of the raw op."""
@@ -269,6 +261,13 @@ class Op:
                 f"torch.ops.voxelfield.{self.name} cannot be transformed by torch.func (grad, jvp, ...); the functions "
                 "in voxelfield.ops can, outside of torch.compile(fullgraph=True)"
             )
+        return self.differentiate(*arguments)
+
+    def differentiate(self, *arguments: Any) -> Any:
+        """Runs an op that has a derivative, which a backward pass calls, on kernels that are loaded."""
+        if not torch.is_grad_enabled() and not functorch_active() and forward_mode_level() < 0:
+            with below_autograd():
+                return self.raw(*arguments)
         assert self._apply is not None
         return self._apply(*arguments)
 
@@ -345,72 +344,83 @@ def _mapped_size(x: Tensor, level: int) -> int | None:
     return one if one == two else None
 
 
-def _function_of(op: Op) -> type[OpFunction]:
-    """Makes the Function of an op with declared gradients, or with a derivative that is refused."""
-    gradients, refusal, at = op.gradients, op.refusal, op._list_at
-    read = [] if gradients is None else list(inspect.signature(gradients).parameters)
-    parameters = tuple(name for name in read if name != "backward")
-    backward_arguments: list[str] = []
+def _make_function(op: Op) -> None:
+    """Gives an op with declared gradients, or with a derivative that is refused, its Function.
+
+    The inputs of the Function are the arguments of the op, the tensors of a list one by one and last.
+    """
+    gradients, refusal, arguments = op.gradients, op.refusal, op.arguments
+    lists = [name for name, kind in zip(arguments, op._kinds, strict=True) if kind == "List[Tensor]"]
+    at = arguments.index(lists[0]) if lists else len(arguments)
+    single = [*arguments[:at], *arguments[at + 1 :]]
+    count = len(single)
+    constants = set(op.tensors).difference(op.differentiable) if op.derivative == "gradients" else set()
+    held = [i for i, name in enumerate(arguments) if name in constants]
+
+    # What a backward pass reads: numbers, stored tensors, stored results, gradients that arrive, and the list.
+    read = set() if gradients is None else {*inspect.signature(gradients).parameters}
+    parameters = read - {"backward", "needs"}
+    backward_reads: list[str] = []
     found_names: list[str] = []
     if "backward" in read:
         schema = getattr(torch.ops.voxelfield, f"{op.name}_backward").default._schema
-        backward_arguments = [x.name for x in schema.arguments]
+        backward_reads = [x.name for x in schema.arguments]
         found_names = [x.name.removeprefix("grad_") for x in schema.returns]
-        read += [name for name in backward_arguments if name not in read]
-    places = {name: i for i, name in enumerate((*op.arguments, *op.outputs))}
-    stored = [name for name in read if name in op.tensors or name in op.outputs]
-    plain = [name for name in read if name in op.arguments and name not in op.tensors]
-    stored_at, plain_at = [places[name] for name in stored], [places[name] for name in plain]
-    stored_list = None if at is None or op.arguments[at] not in stored else stored.index(op.arguments[at])
+        read |= {*backward_reads}
+    stored = [i for i, name in enumerate(single) if name in read and name in op.tensors]
+    numbers = [i for i, name in enumerate(single) if name in read and name not in op.tensors]
+    results = [i for i, name in enumerate(op.outputs) if name in read]
+    keeps_list = lists[:1] if read.intersection(lists) else []
     arriving = [f"grad_{name}" if name else "grad" for name in op.outputs]
+    names = [single[i] for i in (*numbers, *stored)] + [op.outputs[i] for i in results] + arriving + keeps_list
+    places = {name: i for i, name in enumerate(names)}
+    tensors = len(stored) + len(results)
+    saves_inputs = gradients is not None and tensors == count and not results and keeps_list == lists
 
-    def run_backward(named: dict[str, Any], **more: Any) -> dict[str, Any]:
-        apply = TABLE[f"{op.name}_backward"]._apply
-        assert apply is not None
-        named = named | more
-        found = apply(*[named[name] for name in backward_arguments])
+    def run_backward(values: Sequence[Any], **more: Any) -> dict[str, Any]:
+        arguments = [more[name] if name in more else values[places[name]] for name in backward_reads]
+        found = TABLE[f"{op.name}_backward"].differentiate(*arguments)
         return dict(zip(found_names, found if isinstance(found, tuple) else (found,), strict=True))
+
+    # A Function cannot return a list of tensors, which follows this many results of an op that takes one.
+    fixed = len(op.outputs) - 1
 
     class Declared(OpFunction):
         @staticmethod
         def forward(*inputs: Any) -> Any:
             with below_autograd():
-                result = op.raw(*op.nested(inputs))
-            return tuple(_unpacked(result)) if isinstance(result, tuple) else result
+                if not lists:
+                    return op.raw(*inputs)
+                result = op.raw(*inputs[:at], inputs[count:], *inputs[at:count])
+            return (*result[:-1], *result[-1]) if isinstance(result, tuple) and fixed > 0 else result
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            if gradients is None:
-                return
-            values = (*op.nested(inputs), *(output if isinstance(output, tuple) else (output,)))
-            ctx.plain = [values[i] for i in plain_at]
-            tensors = [values[i] for i in stored_at]
-            if stored_list is not None:
-                tensors[stored_list : stored_list + 1] = tensors[stored_list]
-            ctx.save_for_backward(*tensors)
+            if saves_inputs:
+                ctx.numbers = ()
+                ctx.save_for_backward(*inputs)
+            elif gradients is not None:
+                ctx.numbers = [inputs[i] for i in numbers]
+                outputs = output if isinstance(output, tuple) else (output,)
+                kept = inputs[count:] if keeps_list else ()
+                ctx.save_for_backward(*[inputs[i] for i in stored], *[outputs[i] for i in results], *kept)
 
         @staticmethod
         def backward(ctx: Any, *grads: MaybeTensor) -> tuple[MaybeTensor, ...]:
             if gradients is None:
                 raise NotImplementedError(refusal)
-            tensors, needs = list(ctx.saved_tensors), ctx.needs_input_grad
-            if stored_list is not None:
-                end = len(tensors) - (len(stored) - stored_list - 1)
-                tensors[stored_list:end] = [tensors[stored_list:end]]
-            named = dict(zip((*plain, *stored, *arriving), (*ctx.plain, *tensors, *grads), strict=True))
-            if "needs" in parameters:
-                each = zip(op.arguments, op.nested(needs), strict=True)
-                named["needs"] = {name for name, need in each if need and (need is True or any(need))}
-            passed = {name: named[name] for name in parameters}
-            if backward_arguments:
-                # Not in ``named``: a cycle would keep the graph alive, and with it streams that no CUDA graph may wait
+            saved, needs = ctx.saved_tensors, ctx.needs_input_grad
+            values = (*ctx.numbers, *saved[:tensors], *grads, saved[tensors:])
+            passed: dict[str, Any] = {name: values[places[name]] for name in parameters}
+            if "needs" in read:
+                passed["needs"] = {*compress(single, needs), *(lists if any(needs[count:]) else [])}
+            if backward_reads:
+                # Not in ``passed``: a cycle would keep the graph alive, and with it streams that no CUDA graph may wait
                 # for.
-                passed["backward"] = partial(run_backward, named)
+                passed["backward"] = partial(run_backward, values)
             found = gradients(**passed)
-            flat: list[Any] = [found.get(name) for name in op.arguments]
-            if at is not None:
-                flat[at : at + 1] = flat[at] or [None] * (len(needs) - len(flat) + 1)
-            return tuple(flat)
+            of_list = found.get(lists[0]) if lists else None
+            return (*[found.get(name) for name in single], *(of_list or [None] * (len(needs) - count)))
 
         @staticmethod
         def jvp(ctx: Any, *tangents: MaybeTensor) -> None:
@@ -422,19 +432,31 @@ def _function_of(op: Op) -> type[OpFunction]:
         def vmap(*_: object) -> None:
             raise NotImplementedError(_cannot_be_mapped(op.public))
 
-    return Declared
+    def inputs(*values: Any) -> tuple[Any, ...]:
+        for i in held:
+            if isinstance(values[i], Tensor) and values[i].requires_grad:
+                values = (*values[:i], values[i].detach(), *values[i + 1 :])
+        return (*values[:at], *values[at + 1 :], *values[at]) if lists else values
+
+    op.function = Declared
+    op.inputs = inputs if held or lists else None
+    op.unpack = (lambda found: (*found[:fixed], [*found[fixed:]])) if lists and fixed > 0 else None
 
 
-def _device_type(values: Iterable[Any]) -> str:
-    """Returns the type of the device of the first tensor."""
+_served: set[torch.device] = set()
+
+
+def _serve(arguments: Iterable[Any]) -> None:
+    """Loads the kernels for the device of the first tensor."""
+    device = _device(arguments)
+    _library.ensure_loaded(device.type)
+    _served.add(device)
+
+
+def _device(values: Iterable[Any]) -> torch.device:
+    """Returns the device of the first tensor."""
     for x in values:
         first = x[0] if isinstance(x, (list, tuple)) and x else x
         if isinstance(first, Tensor):
-            return first.device.type
-    return "cpu"
-
-
-def _unpacked(values: Iterable[Any]) -> Iterator[Any]:
-    """Yields values, and those of lists one by one."""
-    for x in values:
-        yield from x if isinstance(x, (list, tuple)) else (x,)
+            return first.device
+    return torch.device("cpu")

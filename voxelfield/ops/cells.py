@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from voxelfield import _library
 from voxelfield.foundation.checks import (
     FLOATING,
+    as_coordinates,
     check_dtype,
     check_field,
-    check_points,
     check_tensor,
     coordinate_dtype,
 )
-from voxelfield.foundation.errors import ArgumentValueError
-from voxelfield.ops._derivatives import (
-    Gather,
-    PointGradient,
-    Shapes,
-    Splat,
-    declare_lookup,
-    run_or_check,
-    sample,
-    sample_directly,
-)
+from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Splat, declare_lookup
 from voxelfield.ops._table import declare
 
 
@@ -55,23 +45,14 @@ def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
         ValueError: An argument has the wrong shape or is on another device.
         NotImplementedError: A third derivative is requested.
     """
-    return run_or_check(_sample, _check_and_sample, lambda feats, points: {"feats": feats}, feats, points)
+    interpolated: Tensor = _interpolate(feats, as_coordinates(points, feats), False)
+    return interpolated
 
 
-def _sample(feats: Tensor, points: Tensor) -> Tensor:
-    return sample_directly((feats,), points, _STENCIL)
-
-
-def _check_and_sample(feats: Tensor, points: Tensor) -> Tensor:
+def _check(feats: Tensor, points: Tensor) -> None:
     check_tensor("feats", feats, ("N", 8, "C"))
     check_dtype("feats", feats, FLOATING)
-    points = check_points(points, ("N", 3), "feats", feats)
-    if points.shape[0] != feats.shape[0]:
-        raise ArgumentValueError(
-            f"points must have one row for each of the {feats.shape[0]} cells of feats, got {tuple(points.shape)}"
-        )
-    _library.ensure_loaded(feats.device.type)
-    return sample((feats,), points, _STENCIL)
+    check_field("points", points, (feats.shape[0], 3), coordinate_dtype(feats.dtype), "feats", feats)
 
 
 @dataclass(frozen=True)
@@ -89,16 +70,16 @@ class CellStencil:
 
     def gather(self, sources: Sequence[Tensor], points: Tensor) -> Tensor:
         """Interpolates each cell at its point."""
-        interpolated: Tensor = _INTERPOLATE.raw(*sources, points, self.with_gradient)
+        interpolated: Tensor = _interpolate.raw(*sources, points, self.with_gradient)
         return interpolated
 
     def splat(self, values: Tensor, points: Tensor, shapes: Shapes) -> tuple[Tensor, ...]:
         """Distributes each value to the corners of its cell."""
-        return (_SPLAT.raw(values, points, self.with_gradient),)
+        return (_splat.raw(values, points, self.with_gradient),)
 
     def point_gradient(self, values: Tensor, sources: Sequence[Tensor], points: Tensor) -> Tensor:
         """Returns the gradient with respect to the points."""
-        gradient: Tensor = _POINT_GRADIENT.raw(values, *sources, points, self.with_gradient)
+        gradient: Tensor = _point_gradient.raw(values, *sources, points, self.with_gradient)
         return gradient
 
     def select(self, values: Tensor, shapes: Shapes, wanted: Sequence[bool]) -> Tensor:
@@ -106,45 +87,44 @@ class CellStencil:
         return values
 
 
-_STENCIL = CellStencil()
+_stencil = functools.cache(CellStencil)
 
 
 def _interpolated(feats: Tensor, points: Tensor, with_gradient: bool) -> Tensor:
-    # The kernels check their arguments, but do not run on fake tensors.
-    check_tensor("feats", feats, ("N", 8, "C"))
-    check_field("points", points, (feats.shape[0], 3), coordinate_dtype(feats.dtype), "feats", feats)
     sets = (4,) if with_gradient else ()
     return feats.new_empty(*sets, points.shape[0], feats.shape[2])
 
 
-def _splat(values: Tensor, points: Tensor, with_gradient: bool) -> Tensor:
-    spread: Tensor
-    (spread,) = Splat.apply(values, points, ((points.shape[0], 8, values.shape[-1]),), CellStencil(with_gradient))
-    return spread
+def _splat_inputs(values: Tensor, points: Tensor, with_gradient: bool) -> tuple[Any, ...]:
+    return values, points, ((points.shape[0], 8, values.shape[-1]),), _stencil(with_gradient)
 
 
 def _map_splat(info: Any, dims: Any, values: Tensor, points: Tensor, with_gradient: bool) -> Any:
     one, at = (x if dim is None else x.movedim(dim, 0)[0] for x, dim in zip((values, points), dims, strict=False))
-    inputs = (values, points, ((at.shape[0], 8, one.shape[-1]),), CellStencil(with_gradient))
+    inputs = (values, points, ((at.shape[0], 8, one.shape[-1]),), _stencil(with_gradient))
     (spread,), (axis,) = Splat.map(Splat.call, info.batch_size, (*dims[:2], None, None), *inputs)
     return spread, axis
 
 
-_INTERPOLATE = declare_lookup(
+_interpolate = declare_lookup(
     "interpolate_cells",
-    _interpolated,
     Gather,
-    lambda feats, points, with_gradient: (feats, points, CellStencil(with_gradient)),
+    lambda feats, points, with_gradient: (feats, points, _stencil(with_gradient)),
+    results=_interpolated,
+    check=_check,
+    public="trilinear_interpolate",
 )
-_SPLAT = declare(
+_splat = declare(
     "splat_cells",
     lambda values, points: values.new_empty(points.shape[0], 8, values.shape[-1]),
-    formula=_splat,
+    function=Splat,
+    inputs=_splat_inputs,
+    unpack=lambda sums: sums[0],
     batching=_map_splat,
 )
-_POINT_GRADIENT = declare_lookup(
+_point_gradient = declare_lookup(
     "point_gradient_cells",
-    lambda points: points.new_empty(points.shape),
     PointGradient,
-    lambda values, feats, points, with_gradient: (values, feats, points, CellStencil(with_gradient)),
+    lambda values, feats, points, with_gradient: (values, feats, points, _stencil(with_gradient)),
+    results=lambda points: points.new_empty(points.shape),
 )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from voxelfield.foundation.autograd import MaybeTensor, OpFunction
+from voxelfield.foundation.autograd import needs_long_path
 from voxelfield.foundation.checks import (
     check_choice,
     check_dtype,
@@ -18,9 +18,7 @@ from voxelfield.foundation.checks import (
     coordinate_dtype,
 )
 from voxelfield.foundation.errors import ArgumentValueError
-from voxelfield.foundation.private_torch import below_autograd
-from voxelfield.ops._derivatives import PointGradient, Splat, run_or_check
-from voxelfield.ops._grids import PADDINGS, Mode, Padding, check_grid_dtype, known_stencil, shared_grid
+from voxelfield.ops._grids import PADDINGS, Mode, check_grid_dtype, shared_grid
 from voxelfield.ops.grid import sample_trilinear
 
 # Torch's names of the modes, and this library's.
@@ -81,12 +79,29 @@ def grid_sample(
             "details.",
             stacklevel=2,
         )
-    arguments = (input, grid, mode, padding_mode, align_corners)
-    return run_or_check(_sample_volume, _check_and_sample, lambda *_: {"input": input, "grid": grid}, *arguments)
+    _check(input, grid, mode, padding_mode)
+    # The axes of the volume are z, y, x: it is read in that order, and the positions are reversed. (grid + 1) / 2 in
+    # one pass:
+    points = torch.rsub(grid.to(coordinate_dtype(input.dtype)).flip(-1), 0.5, alpha=-0.5)
+    shared = shared_grid(input)
+    volume = input if shared is None else shared
+    *batch, channels, depth, height, width = volume.shape
+    # The names and types of arguments have been checked.
+    options: dict[str, Any] = {"padding": padding_mode, "align_corners": bool(align_corners), "mode": _MODES[mode]}
+    few = depth * height * width * math.prod(batch) >= _FEW_POINTS * points[..., 0].numel()
+    if not (few and channels > 1 and volume.is_contiguous()) or needs_long_path():
+        sampled = sample_trilinear(volume.movedim(-4, -1).contiguous(), points, **options)
+        return sampled.movedim(-1, 1).contiguous()
+    # Each channel is a grid of its own, and the batch of grids has the points of all of them.
+    rows = points.view(*batch or (1,), 1, -1, 3).expand(-1, channels, -1, -1).flatten(0, 1)
+    sampled = sample_trilinear(volume.reshape(-1, depth, height, width, 1), rows, **options)
+    if batch:
+        return sampled.view(*input.shape[:2], *points.shape[1:-1])
+    return sampled.view(channels, *points.shape[:-1]).movedim(0, 1).contiguous()
 
 
-def _check_and_sample(input: Tensor, grid: Tensor, mode: str, padding_mode: str, align_corners: bool | None) -> Tensor:
-    """Samples volumes in any situation, or raises what :func:`grid_sample` promises."""
+def _check(input: Tensor, grid: Tensor, mode: str, padding_mode: str) -> None:
+    """Raises what :func:`grid_sample` promises; the kernels know its arguments by other names and shapes."""
     if isinstance(input, Tensor) and input.dim() == 4:
         raise ArgumentValueError(
             f"input must have shape (N, C, D, H, W), got {tuple(input.shape)}: this samples volumes; for pictures use "
@@ -94,6 +109,7 @@ def _check_and_sample(input: Tensor, grid: Tensor, mode: str, padding_mode: str,
         )
     check_tensor("input", input, ("N", "C", "D", "H", "W"))
     check_choice("mode", mode, _MODES)
+    check_choice("padding_mode", padding_mode, PADDINGS)
     check_grid_dtype("input", input, copied=mode == "nearest")
     if 0 in input.shape[2:]:
         raise ArgumentValueError(f"input must have at least one voxel along each axis, got shape {tuple(input.shape)}")
@@ -101,146 +117,3 @@ def _check_and_sample(input: Tensor, grid: Tensor, mode: str, padding_mode: str,
     wide = coordinate_dtype(input.dtype)
     check_dtype("grid", grid, (wide, torch.float16, torch.bfloat16), f" for {input.dtype} input")
     check_same_device("grid", grid, "input", input)
-    check_choice("padding_mode", padding_mode, PADDINGS)
-    # The axes of the volume are z, y, x: it is read in that order, and the positions are reversed.
-    points = _unit_points(grid.to(wide))
-    shared = shared_grid(input)
-    volume = (input if shared is None else shared).movedim(-4, -1).contiguous()
-    # The names and types of arguments have been checked: only strings of PADDINGS get here.
-    sampled = sample_trilinear(
-        volume, points, padding=cast(Padding, padding_mode), align_corners=bool(align_corners), mode=_MODES[mode]
-    )
-    return sampled.movedim(-1, 1).contiguous()
-
-
-def _unit_points(grid: Tensor) -> Tensor:
-    """Returns positions in the unit cube, in the order z, y, x, for positions x, y, z in [-1, 1]."""
-    return torch.rsub(grid.flip(-1), 0.5, alpha=-0.5)  # (grid + 1) / 2 in one pass
-
-
-def _sample_volume(input: Tensor, grid: Tensor, mode: str, padding_mode: str, align_corners: bool | None) -> Tensor:
-    """Samples volumes in the common case; raises LookupError in others. The raw op checks all but the shapes."""
-    fits = (
-        align_corners is not None
-        and input.dim() == grid.dim() == 5
-        and input.is_floating_point()
-        and grid.dtype == coordinate_dtype(input.dtype)
-        and (grid.shape[0], grid.shape[-1]) == (input.shape[0], 3)
-        and input.numel() > 0
-        and grid.numel() > 0
-    )
-    if not fits:
-        raise LookupError
-    stencil = known_stencil(padding_mode, bool(align_corners), _MODES[mode], False, False)
-    shared = shared_grid(input)
-    sampled: Tensor = _SampleVolume.apply(input if shared is None else shared, grid, stencil)[0]
-    return sampled
-
-
-class _SampleVolume(OpFunction):
-    """Samples volumes (N, C, D, H, W), or one volume (C, D, H, W) for all of N, in NCDHW order.
-
-    Applied to ``(volume, grid, stencil)``. Returns the values, and the points as the kernels read them. One Function
-    around all conversions takes much less time on the host than one for each of them. It must not be used if
-    :func:`voxelfield.foundation.autograd.needs_long_path`.
-    """
-
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        volume, grid, stencil = inputs
-        with below_autograd():
-            layout = _Layout(volume, grid)
-            points = layout.points(grid)
-            return layout.values(stencil.gather((layout.source(volume),), points)), points
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        volume, grid, ctx.stencil = inputs
-        ctx.layout = _Layout(volume, grid)
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(output[1])
-        # Only the gradient in the points reads the volume. Otherwise it need not be kept alive.
-        ctx.save_for_backward(grid, output[1], volume if ctx.needs_input_grad[1] else None)
-
-    @staticmethod
-    def backward(ctx: Any, grad: MaybeTensor, _: None) -> tuple[MaybeTensor, MaybeTensor, None]:
-        if grad is None:
-            return None, None, None
-        grid, points, volume = ctx.saved_tensors
-        layout, stencil = ctx.layout, ctx.stencil
-        if torch.is_grad_enabled():  # a second derivative needs to know how points depend on the grid
-            points = layout.points(grid)
-        rows = layout.rows(grad)
-        of_volume = of_grid = None
-        if ctx.needs_input_grad[0]:
-            (summed,) = Splat.apply(rows, points, (layout.source_shape,), stencil)
-            of_volume = layout.volume(summed)
-        if ctx.needs_input_grad[1]:
-            gradient = PointGradient.apply(rows, layout.source(volume), points, stencil)
-            of_grid = layout.grid(gradient)
-        return of_volume, of_grid, None
-
-
-class _Layout:
-    """How the kernels read and write one call: volumes as grids, channels last, or each channel as a grid of its own.
-
-    Attributes:
-        source_shape: Shape of the grids, (B, D, H, W, C) or (D, H, W, C).
-    """
-
-    def __init__(self, volume: Tensor, grid: Tensor) -> None:
-        *batch, channels, depth, height, width = volume.shape
-        self._shared = not batch
-        self._volume_shape = volume.shape
-        self._channels = channels
-        self._outer = grid.shape[:-1]
-        count = math.prod(self._outer)
-        voxels = volume.numel() // channels
-        self._by_channel = channels > 1 and voxels >= _FEW_POINTS * count and volume.is_contiguous()
-        if self._by_channel:
-            self.source_shape = torch.Size((math.prod(batch) * channels, depth, height, width, 1))
-        else:
-            self.source_shape = torch.Size((*batch, depth, height, width, channels))
-
-    def source(self, volume: Tensor) -> Tensor:
-        """Returns volumes as grids."""
-        if self._by_channel:
-            return volume.view(self.source_shape)
-        return volume.movedim(-4, -1).contiguous()
-
-    def points(self, grid: Tensor) -> Tensor:
-        """Returns positions in [-1, 1] as points of the grids."""
-        points = _unit_points(grid)
-        if not self._by_channel:
-            return points.view(-1, 3) if self._shared else points.flatten(1, -2)
-        if self._shared:
-            return points.view(1, -1, 3).repeat(self._channels, 1, 1)
-        return points.view(self._outer[0], -1, 3).repeat_interleave(self._channels, 0)
-
-    def values(self, sampled: Tensor) -> Tensor:
-        """Returns samples of the grids as (N, C, D_out, H_out, W_out)."""
-        if not self._by_channel:
-            return sampled.view(*self._outer, self._channels).movedim(-1, 1).contiguous()
-        if self._shared:
-            return sampled.view(self._channels, *self._outer).movedim(0, 1).contiguous()
-        return sampled.view(self._outer[0], self._channels, *self._outer[1:])
-
-    def rows(self, grad: Tensor) -> Tensor:
-        """Returns a gradient of :meth:`values` as one of the samples; the inverse of that method."""
-        if not self._by_channel:
-            shape = (-1, self._channels) if self._shared else (self._outer[0], -1, self._channels)
-            return grad.movedim(1, -1).reshape(shape)
-        if self._shared:
-            return grad.movedim(1, 0).reshape(self._channels, -1, 1)
-        return grad.reshape(self._outer[0] * self._channels, -1, 1)
-
-    def volume(self, summed: Tensor) -> Tensor:
-        """Returns a gradient of the grids as one of the volumes; the inverse of :meth:`source`."""
-        return summed.view(self._volume_shape) if self._by_channel else summed.movedim(-1, -4)
-
-    def grid(self, gradient: Tensor) -> Tensor:
-        """Returns a gradient of the points as one of the positions."""
-        if self._by_channel:
-            batch = 1 if self._shared else self._outer[0]
-            gradient = gradient.view(batch, self._channels, -1, 3).sum(1)
-        return 0.5 * gradient.view(*self._outer, 3).flip(-1)

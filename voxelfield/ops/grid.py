@@ -7,7 +7,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from voxelfield.foundation.checks import coordinate_dtype
+from voxelfield.foundation.checks import coordinate_dtype, widen_positions
 from voxelfield.foundation.errors import ArgumentValueError
 from voxelfield.ops._grids import Mode, Padding, sample_grids, shared_grid
 
@@ -96,7 +96,7 @@ def sample_trilinear(
     source, rows = grid, points
     if isinstance(grid, Tensor) and isinstance(points, Tensor) and grid.dim() in (4, 5):
         source, rows = _as_rows(grid, points)
-    sampled = sample_grids("grid", (source,), rows, False, padding, align_corners, mode, with_gradient)
+    sampled = sample_grids((source,), rows, False, padding, align_corners, mode, with_gradient)
     if rows is points or rows.shape[:-1] == points.shape[:-1]:
         return sampled
     lead = points.shape[:-1]
@@ -118,8 +118,9 @@ def _as_rows(grid: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
         raise ArgumentValueError(
             f"points must have shape ({wanted}) for grid of shape {tuple(grid.shape)}, got {tuple(points.shape)}"
         )
-    if points.dtype != wide and points.dtype in (torch.float32, torch.float64):
+    if points.dtype in (torch.float32, torch.float64):
         points = points.to(wide)
+    points = widen_positions("points", points, wide)
     if not grid.dtype.is_floating_point:
         points = points.detach()  # integers have no derivatives
     one = shared_grid(grid) if count == 1 else None

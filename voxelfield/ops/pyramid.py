@@ -8,7 +8,7 @@ from typing import Literal, overload
 from torch import Tensor
 
 from voxelfield.foundation import constants
-from voxelfield.foundation.checks import check_choice
+from voxelfield.foundation.checks import as_coordinates, check_choice
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.ops._grids import Mode, Padding, sample_grids
 
@@ -80,4 +80,5 @@ def sample_pyramid(
     if not 1 <= len(grids) <= constants.MAX_LEVELS:
         raise ArgumentValueError(f"grids must be 1 to {constants.MAX_LEVELS} tensors, got {len(grids)}")
     check_choice("reduce", reduce, REDUCTIONS)
-    return sample_grids("grids", grids, points, reduce == "sum", padding, align_corners, mode, with_gradient)
+    points = as_coordinates(points, grids[0])
+    return sample_grids(grids, points, reduce == "sum", padding, align_corners, mode, with_gradient)

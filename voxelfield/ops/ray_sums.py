@@ -145,7 +145,7 @@ def widen(x: Any) -> Any:
     return x.float() if isinstance(x, Tensor) and x.dtype in _NARROW else x
 
 
-_NARROW = (torch.float16, torch.bfloat16)
+_NARROW = frozenset((torch.float16, torch.bfloat16))
 
 
 # The forms of a scan, as in extension/volume/ray_sums_ops.h.
@@ -308,11 +308,11 @@ def _like_given(values: MaybeTensor, factors: MaybeTensor) -> Tensor:
 total = declare(
     "sum_along_rays",
     lambda values, ray_offsets: values.new_empty(ray_offsets.shape[0] - 1, values.shape[1]),
-    formula=_Total.apply,
+    function=_Total,
 )
 """Returns the sum (R, C) of each ray's rows of (M, C), applied to ``(values, ray_offsets)``."""
 spread = declare(
-    "spread_along_rays", lambda values, samples: values.new_empty(samples, values.shape[1]), formula=_Spread.apply
+    "spread_along_rays", lambda values, samples: values.new_empty(samples, values.shape[1]), function=_Spread
 )
 """Returns for each sample its ray's row of (R, C), applied to ``(values, ray_offsets, samples)``; zeros for others."""
-_scan_along_rays = declare("scan_along_rays", _like_given, formula=_Scan.apply)
+_scan_along_rays = declare("scan_along_rays", _like_given, function=_Scan)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from voxelfield.foundation.checks import check_points
-from voxelfield.ops._grids import PADDINGS, Padding, known_stencil
+from voxelfield.foundation.checks import as_coordinates
+from voxelfield.ops._grids import PADDINGS, Padding, grid_options, grid_stencil
 from voxelfield.ops._table import declare
 from voxelfield.ops.pyramid import Reduction
 
@@ -53,10 +53,10 @@ def accumulate_trilinear_(
     """
     if slabs is not None and len(slabs) != len(sums):
         raise ValueError(f"slabs must be one for each of {len(sums)} sums, got {len(slabs)}")
-    points = check_points(points, (values.shape[0], 3), "values", values)
+    points = as_coordinates(points, values)
     add = reduce == "sum"
     if padding == "periodic" or (values.is_cuda and torch.are_deterministic_algorithms_enabled()):
-        stencil = known_stencil(padding, bool(align_corners), "linear", add, False)
+        stencil = grid_stencil(*grid_options(padding, align_corners, "linear", add, False))
         of_grids = [(0, total.shape[0]) for total in sums] if slabs is None else slabs
         shapes = tuple((planes, *total.shape[1:]) for total, (_, planes) in zip(sums, of_grids, strict=True))
         columns = sums[0].shape[-1] if add else sum(total.shape[-1] for total in sums)
