@@ -33,7 +33,7 @@ def int64_offsets(ray_offsets: Any, name: str, values: Any) -> Any:
     know ``values`` as density.
     """
     check_dense(name, values)
-    if isinstance(ray_offsets, Tensor) and ray_offsets.ndim == values.ndim == 1:
+    if isinstance(ray_offsets, Tensor) and ray_offsets.layout is torch.strided and ray_offsets.ndim == values.ndim == 1:
         if ray_offsets.dtype is torch.int32:
             ray_offsets = ray_offsets.long()
         if ray_offsets.dtype is torch.int64:
