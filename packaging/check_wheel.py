@@ -22,6 +22,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[1]
 # Tests that need nothing but torch and pytest.
 OP_TESTS = (
+    "test_contracts.py",
     "test_grid_sample.py",
     "test_cells.py",
     "test_transforms.py",

@@ -240,3 +240,88 @@ def ray_at_angle(angles: Tensor) -> Tensor:
     """Unit vectors (N, 3) right, down and forward, at angles (N, 2) from the axis, with their directions."""
     angle = (angles.square().sum(dim=-1, keepdim=True) + 1e-60).sqrt()
     return torch.cat((angle.sin() / angle * angles, angle.cos()), dim=-1)
+
+
+def ray_light(passing: Tensor, ray_offsets: Tensor, min_transmittance: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Weights (M,) and transmittances (M,) of samples that let a share (M,) pass, one sample after the other."""
+    nothing = passing.new_zeros(())
+    weights, reaching = [nothing] * len(passing), [nothing] * len(passing)
+    for first, last in itertools.pairwise(ray_offsets.tolist()):
+        transmittance = passing.new_ones(())
+        for m in range(first, last):
+            if transmittance.item() < min_transmittance:
+                break
+            weights[m], reaching[m] = transmittance * (1 - passing[m]), transmittance
+            transmittance = transmittance * passing[m]
+    empty = passing.new_zeros(0)
+    return (torch.stack(weights), torch.stack(reaching)) if weights else (empty, empty)
+
+
+def ray_sums(values: Tensor, ray_offsets: Tensor) -> Tensor:
+    """The sum of each ray's rows (R, ...)."""
+    rows = [values[first:last].sum(0) for first, last in itertools.pairwise(ray_offsets.tolist())]
+    return torch.stack(rows) if rows else values.new_zeros(0, *values.shape[1:])
+
+
+def scan(values: Tensor, ray_offsets: Tensor, *, inclusive: bool, product: bool) -> Tensor:
+    """Running sums or products along each ray (M, ...); zero in rows of no ray."""
+    rows = [torch.zeros_like(x) for x in values]
+    for first, last in itertools.pairwise(ray_offsets.tolist()):
+        for m in range(first, last):
+            ahead = values[first : m + inclusive]
+            rows[m] = ahead.prod(dim=0) if product else ahead.sum(dim=0)
+    return torch.stack(rows) if rows else torch.zeros_like(values)
+
+
+def draw(
+    t_starts: Tensor, t_ends: Tensor, weights: Tensor, count: int, ray_offsets: Tensor, offset: Tensor | None = None
+) -> Tensor:
+    """Inverts each ray's distribution, one distance at a time (R, count); ``offset`` (R,) or (R, count) in [0, 1)."""
+    rays = len(ray_offsets) - 1
+    offset = torch.full((rays,), 0.5) if offset is None else offset
+    offset = (offset[:, None] if offset.dim() == 1 else offset).expand(rays, count)
+    drawn = torch.zeros(rays, count, dtype=torch.float64)
+    for ray, (first, last) in enumerate(itertools.pairwise(ray_offsets.tolist())):
+        masses = [weights[i].item() if 0 < weights[i] < math.inf else 0.0 for i in range(first, last)]
+        if sum(masses) == 0:
+            masses = [(t_ends[i] - t_starts[i]).item() for i in range(first, last)]
+        for k in range(count if last > first else 0):
+            left = (k + offset[ray, k].item()) / count * sum(masses)
+            for row, mass in zip(range(first, last), masses, strict=True):
+                if left < mass:
+                    drawn[ray, k] = t_starts[row] + left / mass * (t_ends[row] - t_starts[row])
+                    break
+                left -= mass
+    return drawn
+
+
+def select(
+    density: Tensor,
+    positions: Tensor,
+    t: Tensor,
+    dt: Tensor,
+    ray_offsets: Tensor,
+    min_transmittance: float = 1e-4,
+    min_weight: float = 1e-4,
+    capacity: int | None = None,
+) -> list[Tensor]:
+    """The samples whose weight exceeds a limit, of the rays that fit: the fields of PackedSamples."""
+    weights, _ = ray_light(torch.exp(-density * dt), ray_offsets, min_transmittance)
+    rays = len(ray_offsets) - 1
+    kept = [
+        [m for m in range(first, last) if weights[m] > min_weight]
+        for first, last in itertools.pairwise(ray_offsets.tolist())
+    ]
+    ends = list(itertools.accumulate(map(len, kept), initial=0))
+    fitting = rays if capacity is None else sum(end <= capacity for end in ends[1:])
+    rows = torch.tensor(list(itertools.chain(*kept[:fitting])), dtype=torch.int64)
+    spare = 0 if capacity is None else capacity - len(rows)
+    ray_index = torch.tensor([ray for ray, some in enumerate(kept[:fitting]) for _ in some], dtype=torch.int64)
+    return [
+        torch.cat([positions[rows], positions.new_full((spare, 3), math.nan)]),
+        torch.cat([t[rows], t.new_zeros(spare)]),
+        torch.cat([dt[rows], dt.new_zeros(spare)]),
+        torch.cat([ray_index, torch.full((spare,), max(rays - 1, 0))]),
+        torch.tensor(ends).clamp(max=len(rows)),
+        torch.tensor([fitting]),
+    ]

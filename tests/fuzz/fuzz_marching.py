@@ -9,7 +9,7 @@ from typing import Any
 import reference
 import torch
 from fuzz_property import Subject
-from fuzz_values import all_placed, devices, numbers, seeds
+from fuzz_values import all_placed, devices, numbers, others_unchanged, seeds
 from hypothesis import strategies as st
 from march_testing import assert_same_samples
 from tolerances import assert_matches
@@ -226,6 +226,8 @@ def _same_network(arguments: dict[str, Any], actual: Sequence[Tensor], expected:
     assert float(error) <= 8 * len(arguments["weights"]) * torch.finfo(value.dtype).eps * (float(wanted.norm()) + floor)
 
 
+_OF_RAYS = ("origins", "directions", "near", "far", "offset")
+
 MARCHING = {
     "pack_occupancy": Subject(ops.pack_occupancy, _pack_arguments(), lambda occupied: occupied, compare=_unpacked),
     "march_rays": Subject(
@@ -233,6 +235,7 @@ MARCHING = {
         _march_arguments(),
         _march_reference,
         compare=_same_march,
+        check_extreme=others_unchanged(ops.march_rays, _OF_RAYS, packed=True),
         extreme=("origins", "directions", "near", "far", "aabb", "offset"),
     ),
     "march_levels": Subject(
@@ -240,6 +243,7 @@ MARCHING = {
         _levels_arguments(),
         lambda **arguments: _march_reference(**_one_level(**arguments)),
         compare=lambda arguments, *results: _same_march(_one_level(**arguments), *results),
+        check_extreme=others_unchanged(ops.march_levels, _OF_RAYS, packed=True),
         extreme=("origins", "directions", "near", "far", "aabbs"),
     ),
     "render_grid": Subject(
@@ -247,7 +251,15 @@ MARCHING = {
         _render_arguments(),
         _render_reference,
         compare=_same_image,
+        check_extreme=others_unchanged(ops.render_grid, _OF_RAYS),
         extreme=("origins", "directions", "near", "far", "aabb_occupancy", "aabb_grid", "grid"),
     ),
-    "mlp": Subject(ops.mlp, _mlp_arguments(), _mlp_reference, compare=_same_network, extreme=("input", "weights")),
+    "mlp": Subject(
+        ops.mlp,
+        _mlp_arguments(),
+        _mlp_reference,
+        compare=_same_network,
+        check_extreme=others_unchanged(ops.mlp, ("input",)),
+        extreme=("input", "weights"),
+    ),
 }

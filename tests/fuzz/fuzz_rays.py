@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import reference
 import torch
 from fuzz_property import Subject
-from fuzz_values import FLOATS, all_placed, devices, numbers, offsets_of_rays
+from fuzz_values import FLOATS, all_placed, devices, numbers, offsets_of_rays, others_unchanged
 from hypothesis import strategies as st
+from reference import ray_light as light_of
 from torch import Tensor
 
 from voxelfield import ops
@@ -53,26 +55,6 @@ def _lengths(dt: Tensor | float, density: Tensor) -> Tensor:
     return torch.as_tensor(dt, dtype=torch.float64).cpu().expand(density.shape)
 
 
-def light_of(passing: Tensor, ray_offsets: Tensor, min_transmittance: float) -> tuple[Tensor, Tensor]:
-    """Weights (M,) and transmittances (M,) of samples that let a share (M,) pass, one sample after the other."""
-    nothing = passing.new_zeros(())
-    weights, reaching = [nothing] * len(passing), [nothing] * len(passing)
-    for first, last in itertools.pairwise(ray_offsets.tolist()):
-        transmittance = passing.new_ones(())
-        for m in range(first, last):
-            if transmittance.item() < min_transmittance:
-                break
-            weights[m], reaching[m] = transmittance * (1 - passing[m]), transmittance
-            transmittance = transmittance * passing[m]
-    empty = passing.new_zeros(0)
-    return (torch.stack(weights), torch.stack(reaching)) if weights else (empty, empty)
-
-
-def _sums(values: Tensor, ray_offsets: Tensor) -> Tensor:
-    rows = [values[first:last].sum(0) for first, last in itertools.pairwise(ray_offsets.tolist())]
-    return torch.stack(rows) if rows else values.new_zeros(0, *values.shape[1:])
-
-
 def _composite(
     density: Tensor,
     rgb: Tensor,
@@ -97,7 +79,7 @@ def _composite_alphas(
     assert t.shape == alpha.shape
     weights, _ = light_of(1 - alpha, ray_offsets, min_transmittance)
     return [
-        *(_sums(x, ray_offsets) for x in (weights[:, None] * rgb, weights, weights * t)),
+        *(reference.ray_sums(x, ray_offsets) for x in (weights[:, None] * rgb, weights, weights * t)),
         weights,
     ]
 
@@ -148,7 +130,7 @@ def _sum_reference(values: Tensor, ray_offsets: Tensor, weights: Tensor | None =
     if weights is not None:
         assert weights.shape == values.shape[:1]
         values = values * (weights if values.dim() == 1 else weights[:, None])
-    return _sums(values, ray_offsets)
+    return reference.ray_sums(values, ray_offsets)
 
 
 @st.composite
@@ -157,18 +139,6 @@ def _scan_arguments(draw: st.DrawFn) -> dict[str, Any]:
     shape = draw(st.sampled_from([(count,), (count, 0), (count, 1), (count, 9)]))
     values = draw(numbers(shape, dtype, -1.0, 1.0, (0.0,)))
     return draw(all_placed({"values": values, "ray_offsets": draw(offsets_of_rays(count))}, device))
-
-
-def _scan_reference(*, inclusive: bool, product: bool) -> Callable[..., Tensor]:
-    def scan(values: Tensor, ray_offsets: Tensor) -> Tensor:
-        rows = [torch.zeros_like(x) for x in values]
-        for first, last in itertools.pairwise(ray_offsets.tolist()):
-            for m in range(first, last):
-                ahead = values[first : m + inclusive]
-                rows[m] = ahead.prod(dim=0) if product else ahead.sum(dim=0)
-        return torch.stack(rows) if rows else torch.zeros_like(values)
-
-    return scan
 
 
 @st.composite
@@ -206,22 +176,6 @@ def _interval_arguments(draw: st.DrawFn) -> dict[str, Any]:
     ends = lengths.cumsum(0).view(-1, 2).float().to(arguments["weights"].device)
     arguments |= {"t_starts": ends[:, 0].clone(), "t_ends": ends[:, 1].clone(), "count": draw(st.integers(0, 5))}
     return arguments
-
-
-def _drawn_reference(t_starts: Tensor, t_ends: Tensor, weights: Tensor, count: int, ray_offsets: Tensor) -> Tensor:
-    """Inverts each ray's distribution, one distance at a time."""
-    assert weights.shape == t_starts.shape == t_ends.shape
-    drawn = torch.zeros(len(ray_offsets) - 1, count, dtype=torch.float64)
-    for ray, (first, last) in enumerate(itertools.pairwise(ray_offsets.tolist())):
-        masses = weights[first:last].clamp(min=0)
-        masses = masses if float(masses.sum()) > 0 else t_ends[first:last] - t_starts[first:last]
-        for k in range(count if last > first else 0):
-            ahead = masses.cumsum(0)
-            wanted = (k + 0.5) / count * ahead[-1]
-            row = int((ahead <= wanted).sum().clamp(max=last - first - 1))
-            share = (wanted - ahead[row] + masses[row]) / masses[row].clamp(min=1e-12)
-            drawn[ray, k] = torch.lerp(t_starts[first + row], t_ends[first + row], share.clamp(0, 1))
-    return drawn
 
 
 def _same_distances(arguments: dict[str, Any], actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
@@ -266,44 +220,6 @@ def _select_arguments(draw: st.DrawFn) -> dict[str, Any]:
     return draw(all_placed(arguments, device))
 
 
-def _select_reference(
-    density: Tensor,
-    positions: Tensor,
-    t: Tensor,
-    dt: Tensor,
-    ray_offsets: Tensor,
-    min_transmittance: float = 1e-4,
-    min_weight: float = 1e-4,
-    capacity: int | None = None,
-) -> list[Tensor]:
-    assert positions.shape == (len(t), 3)
-    assert density.shape == t.shape
-    dt = _lengths(dt, density)
-    weights, _ = light_of(torch.exp(-density * dt), ray_offsets, min_transmittance)
-    rays = len(ray_offsets) - 1
-    kept = [
-        [m for m in range(first, last) if weights[m] > min_weight]
-        for first, last in itertools.pairwise(ray_offsets.tolist())
-    ]
-    total, fitting = 0, 0
-    for some in kept:
-        if capacity is not None and total + len(some) > capacity:
-            break
-        total, fitting = total + len(some), fitting + 1
-    rows = torch.tensor(list(itertools.chain(*kept[:fitting])), dtype=torch.int64)
-    spare = 0 if capacity is None else capacity - total
-    ray_index = torch.tensor([ray for ray, some in enumerate(kept[:fitting]) for _ in some], dtype=torch.int64)
-    counts = [len(some) for some in kept[:fitting]] + [0] * (rays - fitting)
-    return [
-        torch.cat([positions[rows], positions.new_full((spare, 3), float("nan"))]),
-        torch.cat([t[rows], t.new_zeros(spare)]),
-        torch.cat([dt[rows], dt.new_zeros(spare)]),
-        torch.cat([ray_index, torch.full((spare,), rays - 1)]),
-        torch.tensor([0, *itertools.accumulate(counts)]),
-        torch.tensor([fitting]),
-    ]
-
-
 def _same_samples(arguments: dict[str, Any], actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     weights, _ = light_of(
         torch.exp(
@@ -323,6 +239,16 @@ def _same_samples(arguments: dict[str, Any], actual: Sequence[Tensor], expected:
         )
 
 
+def _other_rays_selected(arguments: dict[str, Any], result: tuple[Tensor, ...]) -> None:
+    """The kept samples of a ray are among its own, whatever they hold."""
+    offsets, kept_offsets = arguments["ray_offsets"].cpu(), result[4].cpu()
+    for ray, (first, last) in enumerate(itertools.pairwise(offsets.tolist())):
+        kept = slice(*kept_offsets[ray : ray + 2].tolist())
+        for name, copies in zip(("t", "dt"), result[1:3], strict=True):
+            own = arguments[name].detach().cpu().expand(arguments["density"].shape)[first:last]
+            assert bool(torch.isin(copies.cpu()[kept].nan_to_num(7e9), own.nan_to_num(7e9)).all()), f"{name} of others"
+
+
 RAYS = {
     "composite": Subject(
         ops.composite,
@@ -336,6 +262,7 @@ RAYS = {
         ops.composite_alphas,
         _samples("alpha", "rgb", "t", min_transmittance=_LIMITS),
         _composite_alphas,
+        check_extreme=others_unchanged(ops.composite_alphas, ("alpha", "rgb", "t")),
         extreme=("alpha", "rgb", "t"),
     ),
     "ray_weights": Subject(
@@ -343,6 +270,7 @@ RAYS = {
         _samples("density", "dt", min_transmittance=_LIMITS),
         _of_density(0),
         trained=("density", "dt"),
+        check_extreme=others_unchanged(ops.ray_weights, ("density", "dt")),
         extreme=("density", "dt"),
     ),
     "ray_transmittance": Subject(
@@ -350,23 +278,40 @@ RAYS = {
         _samples("density", "dt", min_transmittance=_LIMITS),
         _of_density(1),
         trained=("density", "dt"),
+        check_extreme=others_unchanged(ops.ray_transmittance, ("density", "dt")),
         extreme=("density", "dt"),
     ),
     "alpha_weights": Subject(
-        ops.alpha_weights, _samples("alpha", min_transmittance=_LIMITS), _of_alpha(0), extreme=("alpha",)
+        ops.alpha_weights,
+        _samples("alpha", min_transmittance=_LIMITS),
+        _of_alpha(0),
+        check_extreme=others_unchanged(ops.alpha_weights, ("alpha",)),
+        extreme=("alpha",),
     ),
     "alpha_transmittance": Subject(
-        ops.alpha_transmittance, _samples("alpha", min_transmittance=_LIMITS), _of_alpha(1), extreme=("alpha",)
+        ops.alpha_transmittance,
+        _samples("alpha", min_transmittance=_LIMITS),
+        _of_alpha(1),
+        check_extreme=others_unchanged(ops.alpha_transmittance, ("alpha",)),
+        extreme=("alpha",),
     ),
     "sum_along_rays": Subject(
-        ops.sum_along_rays, _sum_arguments(), _sum_reference, trained=("values", "weights"), extreme=("values",)
+        ops.sum_along_rays,
+        _sum_arguments(),
+        _sum_reference,
+        trained=("values", "weights"),
+        check_extreme=others_unchanged(ops.sum_along_rays, ("values", "weights")),
+        extreme=("values",),
     ),
     **{
         f"{'inclusive' if inclusive else 'exclusive'}_{'prod' if product else 'sum'}": Subject(
             getattr(ops, f"{'inclusive' if inclusive else 'exclusive'}_{'prod' if product else 'sum'}"),
             _scan_arguments(),
-            _scan_reference(inclusive=inclusive, product=product),
+            partial(reference.scan, inclusive=inclusive, product=product),
             trained=("values",),
+            check_extreme=others_unchanged(
+                getattr(ops, f"{'inclusive' if inclusive else 'exclusive'}_{'prod' if product else 'sum'}"), ("values",)
+            ),
             extreme=("values",),
         )
         for inclusive in (True, False)
@@ -382,15 +327,17 @@ RAYS = {
     "importance_sample": Subject(
         ops.importance_sample,
         _interval_arguments(),
-        _drawn_reference,
+        reference.draw,
         compare=_same_distances,
+        check_extreme=others_unchanged(ops.importance_sample, ("t_starts", "t_ends", "weights")),
         extreme=("t_starts", "t_ends", "weights"),
     ),
     "select_samples": Subject(
         ops.select_samples,
         _select_arguments(),
-        _select_reference,
+        reference.select,
         compare=_same_samples,
+        check_extreme=_other_rays_selected,
         extreme=("density", "positions", "t", "dt"),
     ),
 }

@@ -7,7 +7,7 @@ from typing import Any
 import reference
 import torch
 from fuzz_property import Subject, doubles, tensors_of
-from fuzz_values import FLOATS, NOT_FINITE, all_placed, devices, numbers, seeds
+from fuzz_values import FLOATS, NOT_FINITE, all_placed, devices, numbers, others_unchanged, seeds
 from hypothesis import strategies as st
 from op_testing import LOOKUPS, TORCH_LOOKUPS
 from tolerances import arithmetic
@@ -159,13 +159,19 @@ SAMPLING = {
         extreme=("grids",),
     ),
     "grid_sample": Subject(
-        ops.grid_sample, _volume_arguments(), _volume_reference, trained=("input", "grid"), extreme=("input", "grid")
+        ops.grid_sample,
+        _volume_arguments(),
+        _volume_reference,
+        trained=("input", "grid"),
+        check_extreme=others_unchanged(ops.grid_sample, ("input", "grid")),
+        extreme=("input", "grid"),
     ),
     "trilinear_interpolate": Subject(
         ops.trilinear_interpolate,
         _cell_arguments(),
         reference.interpolate_cells,
         trained=("feats", "points"),
+        check_extreme=others_unchanged(ops.trilinear_interpolate, ("feats", "points")),
         extreme=("feats", "points"),
     ),
 }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -206,3 +207,52 @@ def poked(draw: st.DrawFn, arguments: dict[str, Any], names: Sequence[str], poke
     return arguments | {
         name: [poke(x) for x in value] if isinstance(value, list) else poke(value) for name, value in changed.items()
     }
+
+
+def others_unchanged(
+    call: Callable[..., Any], by_row: Sequence[str], packed: bool = False
+) -> Callable[[dict[str, Any], tuple[Tensor, ...]], None]:
+    """Makes a check that rows with extreme numbers, and the rays that they belong to, change no other one by a bit.
+
+    Those rows are made ordinary and the function is called again. Arguments ``by_row`` have a row for each sample if
+    there are ``ray_offsets``, for each ray otherwise; results have rows of either, or are ``packed`` samples. What else
+    is extreme, such as a box or a grid, may change everything.
+    """
+
+    def is_calm(x: Tensor) -> Tensor:
+        return (x.double().abs() < 1e3).flatten(1).all(1) if x.dim() > 1 else x.double().abs() < 1e3
+
+    def check(arguments: dict[str, Any], result: tuple[Tensor, ...]) -> None:
+        floating = {n: x for n, x in arguments.items() if isinstance(x, Tensor) and x.is_floating_point()}
+        rows = {name: floating[name] for name in by_row if name in floating and floating[name].dim()}
+        lengths = {len(x) for x in rows.values()}
+        others = [x for name, x in floating.items() if name not in rows and name != "dt"]
+        others += [x for xs in arguments.values() if isinstance(xs, list) for x in xs]
+        offsets = arguments.get("ray_offsets")
+        if len(lengths) != 1 or not all(bool(is_calm(x).all()) for x in others if x.numel()):
+            return
+        (count,) = lengths
+        calm = torch.stack([is_calm(x).cpu() for x in rows.values()]).all(0)
+        kept, of_rays = calm, None
+        if isinstance(offsets, Tensor):
+            spans = list(itertools.pairwise(offsets.tolist()))
+            of_rays = torch.tensor([bool(calm[a:b].all()) for a, b in spans], dtype=torch.bool)
+            kept = torch.zeros(count, dtype=torch.bool)
+            for (a, b), keep in zip(spans, of_rays.tolist(), strict=True):
+                kept[a:b] = keep
+        ordinary = {
+            name: torch.where(calm.to(x.device).view(-1, *(1,) * (x.dim() - 1)), x, 0.5).to(x.dtype)
+            for name, x in rows.items()
+        }
+        again = [x for x in torch.utils._pytree.tree_leaves(call(**arguments | ordinary)) if isinstance(x, Tensor)]
+        if packed:  # positions, t, dt, ray_index, ray_offsets, rays_kept
+            found, expected = (x[1].cpu()[kept[x[3].cpu()]] for x in (result, again))
+            assert torch.equal(found, expected), "other rays have other samples"
+            return
+        for index, (one, other) in enumerate(zip(result, again, strict=True)):
+            keep = of_rays if of_rays is not None and (len(of_rays) != count) and len(one) == len(of_rays) else kept
+            if len(one) == len(keep) and (of_rays is None or len(of_rays) != count):
+                same = torch.equal(one.cpu()[keep].nan_to_num(), other.cpu()[keep].nan_to_num())
+                assert same, f"result {index}: other rows have changed"
+
+    return check

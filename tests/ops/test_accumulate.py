@@ -125,12 +125,6 @@ def test_points_that_are_not_finite_add_nothing(device, value):
     assert torch.equal(total, before)
 
 
-def test_no_points(device):
-    total = torch.ones(4, 4, 4, 2, device=device)
-    accumulate_trilinear_([total], torch.ones(0, 2, device=device), torch.rand(0, 3, device=device))
-    assert torch.equal(total, torch.ones_like(total))
-
-
 def test_the_same_bits_in_every_run_when_asked(device):
     sums, values, points = make(device, torch.float32, count=20_000)
     torch.use_deterministic_algorithms(True)
@@ -233,12 +227,3 @@ def test_unfit_slabs_are_refused(device, slabs, error, message):
     slab, points = torch.zeros(3, 4, 4, 2, device=device), torch.rand(10, 3, device=device)
     with pytest.raises(error, match=message):
         accumulate_trilinear_([slab], torch.ones(10, 2, device=device), points, slabs=slabs)
-
-
-def test_registration(device):
-    points, values = torch.rand(10, 3, device=device), torch.ones(10, 2, device=device)
-    slab = torch.zeros(3, 4, 4, 2, device=device)
-    accumulate_trilinear_([slab], values, points, slabs=[(2, 9)])  # loads the extension
-    for slabs in ([], [2, 9]):
-        op = torch.ops.voxelfield.accumulate_trilinear_.default
-        torch.library.opcheck(op, ([slab], values, points, 0, True, False, slabs, 0))

@@ -52,26 +52,3 @@ def test_one_of_the_gradients_alone(device):
     (grad,) = torch.autograd.grad(raw.sum(), geometry)
     assert torch.equal(grad[:, 0], torch.ones_like(grad[:, 0]))
     assert grad[:, 1:].abs().max() == 0
-
-
-def test_no_rows(device):
-    geometry, directions, index = make(device, rows=0)
-    inputs, raw = append_view(geometry, directions, index, 3)
-    assert inputs.shape == (0, 32)
-    assert raw.shape == (0,)
-
-
-def test_a_second_derivative_is_refused(device):
-    geometry, directions, index = make(device)
-    geometry.requires_grad_()
-    _, raw = append_view(geometry, directions, index, 3)
-    (grad,) = torch.autograd.grad(raw.square().sum(), geometry, create_graph=True)
-    with pytest.raises(NotImplementedError, match="differentiable once"):
-        grad.sum().backward()
-
-
-def test_opcheck(device):
-    geometry, directions, index = make(device, torch.float32)
-    op = torch.ops.voxelfield.append_view.default
-    torch.library.opcheck(op, (geometry.requires_grad_(), directions, index, 2), test_utils="test_schema")
-    torch.library.opcheck(op, (geometry, directions, index, 2), test_utils="test_faketensor")

@@ -6,9 +6,8 @@ import math
 
 import pytest
 import torch
+from op_contracts import BOXES, CONTRACTS
 from pyramid_scene import OCCUPANCY_BOX, STEP, make_rays, on
-from test_derivatives import CALLS
-from test_march_visible import BOXES
 from test_march_visible import make_scene as make_pyramid_scene
 from test_march_visible import settings as pyramid_settings
 from test_render_grid import make_scene as make_grid_scene
@@ -264,8 +263,7 @@ def test_render_grid_renders_all_other_rays_alike(device, name, value):
 @pytest.mark.parametrize("place", [(0, 3), (2, 3), (0, 0), (1, 2)], ids=str)
 @pytest.mark.parametrize("op", ["render_grid_image", "render_pyramid_image", "render_baked_image"])
 def test_a_camera_that_is_not_finite_sees_nothing(op, place, value):
-    make_inputs, render = CALLS[op]
-    inputs = make_inputs()
+    inputs, render = CONTRACTS[op].arguments(), CONTRACTS[op].call
     assert render(**inputs)[1].any()
     inputs["c2w"][place] = value
     image, opacity, depth, *_ = render(**inputs)

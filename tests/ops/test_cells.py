@@ -8,7 +8,6 @@ from op_testing import CHANNELS, DTYPES, LAYOUTS, OpRecorder, saved_for_backward
 from reference import CORNER_ORDERS, SIDES, interpolate_cells
 from tolerances import arithmetic, assert_matches
 
-from voxelfield import _library
 from voxelfield.ops import sample_trilinear, trilinear_interpolate
 
 NON_FINITE = [float("nan"), float("inf"), -float("inf")]
@@ -88,13 +87,6 @@ def test_corner_order_is_a_grid_s_memory_order(device):
 # --- derivatives
 
 
-def test_gradcheck_and_gradgradcheck(device):
-    feats, points = make(device, channels=2, count=5)
-    inputs = (feats.requires_grad_(), points.requires_grad_())
-    assert torch.autograd.gradcheck(trilinear_interpolate, inputs)
-    assert torch.autograd.gradgradcheck(trilinear_interpolate, inputs)
-
-
 @pytest.mark.parametrize("channels", [1, 4, 28])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gradient_penalty_matches_reference(device, dtype, channels):
@@ -146,50 +138,6 @@ def test_only_requested_gradients_are_computed(device, wanted, expected):
 # --- registration: schemas, fakes, autograd, compile
 
 
-def raw_calls(device):
-    """Arguments of the three ops, with and without derivatives."""
-    _library.ensure_loaded(device.type)
-    feats, points = make(device, count=6)
-    for with_gradient in (False, True):
-        rows = (4,) * with_gradient + (len(points), feats.shape[-1])
-        values = torch.randn(rows, device=device, dtype=feats.dtype)
-        yield "interpolate_cells", (feats, points, with_gradient)
-        yield "splat_cells", (values, points, with_gradient)
-        yield "point_gradient_cells", (values, feats, points, with_gradient)
-
-
-@pytest.mark.parametrize("call", range(6))
-@pytest.mark.parametrize("differentiable", [False, True])
-def test_opcheck(device, call, differentiable):
-    name, arguments = list(raw_calls(device))[call]
-    last = name == "point_gradient_cells" and arguments[-1]
-    if differentiable and not last:  # its derivative would be the second of value and gradient, which is refused
-        arguments = tuple(a.requires_grad_() if isinstance(a, torch.Tensor) else a for a in arguments)
-    torch.library.opcheck(getattr(torch.ops.voxelfield, name).default, arguments)
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.sweep)])
-def test_compiles_whole_with_any_number_of_cells(device, backend):
-    torch.compiler.reset()
-
-    def loss(feats, points):
-        return trilinear_interpolate(feats * 2, points * 0.5).square().sum()
-
-    compiled = torch.compile(loss, fullgraph=True, backend=backend, dynamic=True)
-    # 11 is none of the sizes of the cells: the compiler takes equal sizes for one and the same.
-    for stance, count in (("default", 11), ("fail_on_recompile", 19), ("fail_on_recompile", 64)):
-        feats, points = make(device, count=count)
-        feats.requires_grad_()
-        points.requires_grad_()
-        expected = loss(feats, points)
-        with torch.compiler.set_stance(stance):
-            value = compiled(feats, points)
-        assert_matches(value.detach(), expected.detach())
-        gradients = torch.autograd.grad(value, (feats, points))
-        for a, e in zip(gradients, torch.autograd.grad(expected, (feats, points)), strict=True):
-            assert_matches(a, e)
-
-
 def test_meta_tensors_give_shapes():
     feats, points = torch.empty(6, 8, 5, device="meta", dtype=torch.half), torch.empty(6, 3, device="meta")
     value = trilinear_interpolate(feats, points)
@@ -197,21 +145,6 @@ def test_meta_tensors_give_shapes():
 
 
 # --- empty, strided and non-finite input
-
-
-@pytest.mark.parametrize(("count", "channels"), [(0, 3), (4, 0), (0, 0)])
-def test_empty_input(device, count, channels):
-    feats, points = make(device, torch.float32, channels, count)
-    feats.requires_grad_()
-    points.requires_grad_()
-    value = trilinear_interpolate(feats, points)
-    assert value.shape == (count, channels)
-    gradients = torch.autograd.grad(value.sum(), (feats, points), create_graph=True)
-    for x, gradient in zip((feats, points), gradients, strict=True):
-        assert gradient.shape == x.shape
-        assert not gradient.any()
-    second = torch.autograd.grad(gradients[1].sum(), (feats, points), allow_unused=True)
-    assert all(x is None or not x.any() for x in second)
 
 
 @pytest.mark.covering
@@ -253,71 +186,6 @@ def test_non_finite_points_and_features_leave_their_neighbours_alone(device):
     for result in actual:
         assert not result[::4].any()
     assert torch.equal(actual[0][1::4].isnan().any(dim=0), torch.tensor([False, False, True], device=device))
-
-
-# --- malformed input
-
-
-def tensors(feats=(5, 8, 4), points=(5, 3), feats_dtype=torch.float32, points_dtype=torch.float32):
-    return torch.zeros(feats, dtype=feats_dtype), torch.zeros(points, dtype=points_dtype)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        pytest.param(tensors(feats=(5, 3, 4)), ValueError, r"feats .*\(\*, 8, \*\).*\(5, 3, 4\)", id="3 corners"),
-        pytest.param(tensors(feats=(5, 4, 8)), ValueError, "feats .*shape", id="corners last"),
-        pytest.param(tensors(feats=(5, 8)), ValueError, "feats .*shape", id="2-D feats"),
-        pytest.param(tensors(points=(5, 4)), ValueError, r"points .*\(5, 3\).*\(5, 4\)", id="(N, F) points"),
-        pytest.param(tensors(points=(5, 1, 3)), ValueError, "points .*shape", id="3-D points"),
-        pytest.param(tensors(points=(4, 3)), ValueError, r"points .*\(5, 3\).*\(4, 3\)", id="fewer points"),
-        pytest.param(tensors(points=(1, 3)), ValueError, r"points .*\(5, 3\), got \(1, 3\)", id="no broadcasting"),
-        pytest.param(tensors(feats_dtype=torch.int32), TypeError, "feats .*int32", id="int feats"),
-        pytest.param(tensors(points_dtype=torch.int64), TypeError, "points .*float32.*int64", id="int points"),
-        pytest.param(tensors(points_dtype=torch.float64), TypeError, "points .*float32.*float64", id="double points"),
-        pytest.param(tensors(feats_dtype=torch.float64), TypeError, "points .*float64.*float32", id="double feats"),
-        pytest.param((tensors()[0].tolist(), tensors()[1]), TypeError, "feats .*list", id="list as feats"),
-        pytest.param((tensors()[0], tensors()[1].numpy()), TypeError, "points .*ndarray", id="array as points"),
-        pytest.param((None, tensors()[1]), TypeError, "feats .*NoneType", id="None as feats"),
-        pytest.param((tensors()[0].to("meta"), tensors()[1]), ValueError, "points .*meta.*cpu", id="feats elsewhere"),
-        pytest.param((tensors()[0], tensors()[1].to("meta")), ValueError, "points .*cpu.*meta", id="points elsewhere"),
-    ],
-)
-def test_malformed_input_is_explained(arguments, error, message):
-    with pytest.raises(error, match=message):
-        trilinear_interpolate(*arguments)
-
-
-def raw_mistakes(device):
-    feats, points = (x.to(device) for x in tensors())
-    values = torch.zeros(5, 4, device=device)
-    yield "interpolate_cells", (feats[:, :3], points, False)
-    yield "interpolate_cells", (feats[0], points, False)
-    yield "interpolate_cells", (feats[:4], points, False)
-    yield "interpolate_cells", (feats, points[:, :2], False)
-    yield "interpolate_cells", (feats, points.double(), False)
-    yield "interpolate_cells", (feats.long(), points, False)
-    yield "splat_cells", (values[:4], points, False)
-    yield "splat_cells", (feats, points, False)
-    yield "splat_cells", (values[:, 0], points, False)
-    yield "splat_cells", (values, points, True)
-    yield "point_gradient_cells", (values[:, :2], feats, points, False)
-    yield "point_gradient_cells", (values[:4], feats, points, False)
-    yield "point_gradient_cells", (values.half(), feats, points, False)
-    yield "point_gradient_cells", (values, feats[:, :7], points, False)
-    yield "point_gradient_cells", (values, feats, points, True)
-
-
-@pytest.mark.parametrize("mistake", range(15))
-def test_raw_ops_refuse_what_does_not_fit(device, mistake):
-    _library.ensure_loaded(device.type)
-    name, arguments = list(raw_mistakes(device))[mistake]
-    with pytest.raises(RuntimeError):
-        getattr(torch.ops.voxelfield, name)(*arguments)
-
-
-def test_raw_mistakes_are_all_tried():
-    assert len(list(raw_mistakes(torch.device("cpu")))) == 15
 
 
 # --- CUDA only

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from op_testing import LAYOUTS, leaves
+from op_testing import leaves
 from tolerances import assert_matches
 
 from voxelfield.ops._internal.color import pixel_color_error, sample_color_error
@@ -131,56 +131,3 @@ def test_the_same_bits_every_time(device):
     given = make_samples(device, 300_000, torch.float32)
     first = sample_color_error(*given, 4)
     assert all(torch.equal(sample_color_error(*given, 4), first) for _ in range(5))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_layout(device, layout):
-    weights, colors, index, truth = make_samples(device, 700, torch.float32)
-    lay = LAYOUTS[layout]
-    every = index.repeat_interleave(2)[::2]
-    colors.requires_grad_()
-    laid = sample_color_error(lay(weights), lay(colors), every, lay(truth), 4)
-    plain = sample_color_error(weights, colors, index, truth, 4)
-    assert torch.equal(laid, plain)
-    assert torch.equal(*(torch.autograd.grad(error, colors)[0] for error in (laid, plain)))
-
-
-def test_under_torch_func(device):
-    weights, colors, index, truth = make_samples(device, 30)
-
-    def error(colors):
-        return sample_color_error(weights, colors, index, truth, 4)
-
-    (leaf,) = leaves(colors)
-    torch.testing.assert_close(torch.func.grad(error)(colors), torch.autograd.grad(error(leaf), leaf)[0])
-
-
-def test_compiles_whole(device):
-    weights, colors, index, truth = make_samples(device, 30)
-    colors.requires_grad_()
-    rays_kept = torch.tensor(100, device=device)
-
-    def error(colors):
-        samples = sample_color_error(weights, colors, index, truth, 4, rays_kept=rays_kept)
-        return samples + pixel_color_error(colors[:20], colors[20:].detach()[:20].repeat(2, 1))
-
-    compiled = torch.compile(error, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(colors), error(colors))
-    torch.testing.assert_close(*(torch.autograd.grad(f(colors), colors)[0] for f in (compiled, error)))
-
-
-def test_a_second_derivative_is_refused(device):
-    _, colors, _, truth = make_samples(device, 40)
-    colors.requires_grad_()
-    (grad,) = torch.autograd.grad(pixel_color_error(colors, truth), colors, create_graph=True)
-    with pytest.raises(NotImplementedError, match="differentiable once"):
-        grad.sum().backward()
-
-
-def test_opcheck(device):
-    weights, colors, index, truth = make_samples(device, 40)
-    pixel_color_error(colors, truth)  # loads the extension
-    op = torch.ops.voxelfield.color_error.default
-    rays_kept = torch.tensor(100, device=device)
-    torch.library.opcheck(op, (colors.requires_grad_(), truth, weights, index, 4, rays_kept))
-    torch.library.opcheck(op, (colors, truth, None, None, 1, None))

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from functools import partial
 
 import pytest
 import reference
 import torch
-from op_testing import LAYOUTS, threads
 from tolerances import assert_matches
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from voxelfield import _library
 from voxelfield.ops import (
     alpha_transmittance,
     alpha_weights,
@@ -117,20 +114,6 @@ def test_a_ray_of_constant_density_in_closed_form(device):
         result.weights, (1 - math.exp(-sigma * dt)) * torch.exp(-sigma * dt * torch.arange(count).to(t))
     )
     assert result.depth_sum.item() == pytest.approx((result.weights * t).sum().item())
-
-
-@pytest.mark.parametrize("min_transmittance", [0.0, 0.5])
-def test_gradcheck(device, min_transmittance):
-    inputs = make(device, counts=[0, 1, 33, 100], thickness=0.03)
-    fixed = {name: inputs[name] for name in ("t", "dt", "ray_offsets")}
-
-    def function(density, rgb):
-        return composite_all(density=density, rgb=rgb, **fixed, min_transmittance=min_transmittance)
-
-    density, rgb = inputs["density"].requires_grad_(), inputs["rgb"].requires_grad_()
-    stopped = function(density, rgb).weights == 0
-    assert stopped.any() == (min_transmittance > 0)
-    assert torch.autograd.gradcheck(function, (density, rgb), check_forward_ad=True, fast_mode=True)
 
 
 @pytest.mark.parametrize("output", RESULTS)
@@ -258,22 +241,6 @@ def test_narrow_offsets_are_converted(device):
     narrow = {**inputs, "ray_offsets": inputs["ray_offsets"].int()}
     for a, e in zip(composite_all(**narrow), composite_all(**inputs), strict=True):
         assert torch.equal(a, e)
-
-
-def test_compiled_with_gradients_of_distances():
-    inputs = make("cpu", counts=[3, 0, 40], dtype=torch.float32, channels=4)
-    leaves = [inputs[name].requires_grad_() for name in NAMES]
-
-    def loss(density, rgb, t, dt):
-        result = composite_all(density=density, rgb=rgb, t=t, dt=dt, ray_offsets=inputs["ray_offsets"])
-        scalar = ray_weights(density, 0.1, inputs["ray_offsets"])
-        return sum(x.square().sum() for x in (*result, scalar))
-
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    for a, e in zip(
-        torch.autograd.grad(compiled(*leaves), leaves), torch.autograd.grad(loss(*leaves), leaves), strict=True
-    ):
-        torch.testing.assert_close(a, e)
 
 
 def test_weights_alone_are_the_same_weights(device):
@@ -440,24 +407,6 @@ def test_captured_compositing_follows_its_inputs():
             assert torch.equal(a, e)
 
 
-@pytest.mark.parametrize(
-    ("name", "layout"),
-    [
-        *itertools.product(NAMES, LAYOUTS),
-        # The other layouts put NaN around the values.
-        ("ray_offsets", "reversed strides"),
-        ("ray_offsets", "every other row"),
-    ],
-)
-def test_any_memory_layout(device, name, layout):
-    inputs = make(device, counts=[3, 0, 40], dtype=torch.float32)
-    grads = random_grads(inputs)
-    expected = value_and_gradients(composite_all, inputs, grads)
-    strided = {**inputs, name: LAYOUTS[layout](inputs[name])}
-    for a, e in zip(value_and_gradients(composite_all, strided, grads), expected, strict=True):
-        assert torch.equal(a, e)
-
-
 def test_expanded_gradients(device):
     inputs = make(device, counts=[3, 0, 40])
     ones = [torch.ones((), dtype=torch.float64, device=device).expand(x.shape) for x in composite_all(**inputs)]
@@ -465,17 +414,6 @@ def test_expanded_gradients(device):
     expected = value_and_gradients(composite_all, inputs, [x.contiguous() for x in ones])
     for a, e in zip(actual, expected, strict=True):
         assert torch.equal(a, e)
-
-
-def test_any_number_of_threads_gives_the_same_bits():
-    inputs = make("cpu", counts=[7] * 500)
-    grads = random_grads(inputs)
-    results = []
-    for count in (1, 2):
-        with threads(count):
-            results.append(value_and_gradients(composite_all, inputs, grads))
-    for one, two in zip(*results, strict=True):
-        assert torch.equal(one, two)
 
 
 @pytest.mark.cuda
@@ -616,81 +554,7 @@ def test_transmittance_is_what_the_weights_leave(device, min_transmittance):
     assert (light == 0).any() == (min_transmittance > 0)
 
 
-LIGHT = {
-    "ray_weights": lambda x, dt, offsets: ray_weights(x, dt, offsets, min_transmittance=1e-2),
-    "ray_transmittance": lambda x, dt, offsets: ray_transmittance(x, dt, offsets, min_transmittance=1e-2),
-    "alpha_weights": lambda x, dt, offsets: alpha_weights(1 - torch.exp(-x * dt), offsets, min_transmittance=1e-2),
-    "alpha_transmittance": lambda x, dt, offsets: alpha_transmittance(
-        1 - torch.exp(-x * dt), offsets, min_transmittance=1e-2
-    ),
-}
-
-
-@pytest.mark.parametrize("op", LIGHT)
-def test_gradcheck_of_light(device, op):
-    inputs = make(device, counts=[0, 1, 33, 70], thickness=0.1)
-    function = LIGHT[op]
-    leaves = inputs["density"].requires_grad_(), inputs["dt"].requires_grad_()
-
-    def of_leaves(density, dt):
-        return function(density, dt, inputs["ray_offsets"])
-
-    assert torch.autograd.gradcheck(of_leaves, leaves, check_forward_ad=True, fast_mode=True)
-    assert torch.autograd.gradgradcheck(of_leaves, leaves, check_fwd_over_rev=True, fast_mode=True)
-
-
-# --- 16 bits, autocast, what requires a gradient
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_sixteen_bit_input_is_summed_in_float32(device, dtype):
-    inputs = make(device, dtype=torch.float32)
-    for name in ("density", "rgb", "dt"):
-        inputs[name] = inputs[name].to(dtype)
-    density, rgb = inputs["density"].requires_grad_(), inputs["rgb"].requires_grad_()
-    wide = {name: x.detach().float() if x.is_floating_point() else x for name, x in inputs.items()}
-    with torch.autocast(device.type, dtype):
-        result = composite_all(**inputs)
-        weights = ray_weights(density, inputs["dt"], inputs["ray_offsets"])
-    for actual, expected in zip(result, composite_all(**wide), strict=True):
-        assert actual.dtype == torch.float32
-        assert torch.equal(actual, expected)
-    assert torch.equal(weights, result.weights)
-    (result.rgb.sum() + result.distortion.sum()).backward()
-    assert density.grad.dtype == rgb.grad.dtype == dtype
-    assert density.grad.any()
-
-
 # --- errors and registration
-
-
-WRONG = {
-    "dimensions": (lambda x: x[..., None], ValueError, r"{} must have shape \("),
-    "size": (lambda x: torch.cat([x, x]), ValueError, r"{} must have shape \("),
-    "single": (lambda x: x.float(), TypeError, "{} must be .*got float32"),
-    "int": (lambda x: x.to(torch.int32), TypeError, "{} must be .*got int32"),
-    "list": (lambda x: x.tolist(), TypeError, r"{} must be a torch\.Tensor, got list"),
-    "device": (lambda x: x.to("meta"), ValueError, "{} must be on the device of density"),
-}
-# But for ray_offsets of another length, which describe another number of rays, and those of 32 bits.
-ALLOWED = {("ray_offsets", "size"), ("ray_offsets", "int")}
-WRONG_ARGUMENTS = [(name, kind) for name in (*NAMES, "ray_offsets") for kind in WRONG if (name, kind) not in ALLOWED]
-
-
-@pytest.mark.parametrize(("name", "kind"), WRONG_ARGUMENTS)
-def test_wrong_arguments_are_named(name, kind):
-    change, error, message = WRONG[kind]
-    inputs = make("cpu", counts=[2, 3])
-    inputs[name] = change(inputs[name])
-    # density sets the number of samples and the device.
-    blamed = "dt" if name == "density" and kind in ("size", "single", "device") else name
-    if name == "density" and kind == "single":
-        message = "{} must be .*for density that is not float64, got float64"
-    with pytest.raises(error, match=message.format(blamed)):
-        composite(**inputs)
-    if name in ("density", "dt", "ray_offsets"):
-        with pytest.raises(error, match=message.format(blamed)):
-            ray_weights(inputs["density"], inputs["dt"], inputs["ray_offsets"])
 
 
 def test_tensors_that_torch_func_leaves_behind_get_gradients():
@@ -700,16 +564,6 @@ def test_tensors_that_torch_func_leaves_behind_get_gradients():
     (expected,) = torch.autograd.grad(composite(**inputs).rgb.sum(), density)
     composite(**{**inputs, "density": kept[0]}).rgb.sum().backward()
     assert torch.equal(density.grad, expected)
-
-
-def test_colors_have_channels():
-    with pytest.raises(ValueError, match="rgb must have at least one channel, got none"):
-        composite(**make("cpu", counts=[2], channels=0))
-
-
-def test_lengths_may_not_be_left_out():
-    with pytest.raises(TypeError, match=r"dt must be a torch\.Tensor, got NoneType"):
-        composite(**{**make("cpu", counts=[2, 3]), "dt": None})
 
 
 @pytest.mark.parametrize("rays", [3, 1000])
@@ -736,39 +590,3 @@ def test_tensors_without_values_are_checked_too(make_fake):
             composite(**{**inputs, name: inputs[name][:2]})
     with pytest.raises(ValueError, match="min_transmittance must lie in"):
         composite(**inputs, min_transmittance=2.0)
-
-
-def test_mixed_precision_is_refused():
-    inputs = make("cpu", counts=[2, 3])
-    for name in ("rgb", "t", "dt"):
-        with pytest.raises(TypeError, match=f"{name} must be float64 as density is, got float32"):
-            composite(**{**inputs, name: inputs[name].float()})
-
-
-def test_offsets_have_at_least_one_entry():
-    inputs = make("cpu", counts=[])
-    with pytest.raises(ValueError, match="ray_offsets must have R \\+ 1 entries"):
-        composite(**{**inputs, "ray_offsets": torch.zeros(0, dtype=torch.int64)})
-
-
-@pytest.mark.parametrize("counts", [[0, 1, 33], []], ids=str)
-def test_opcheck(device, counts):
-    _library.ensure_loaded(device.type)
-    inputs = make(device, counts=counts)
-    forward = (*inputs.values(), 1e-3, True)
-    grads = random_grads(inputs)
-    ops = torch.ops.voxelfield
-    light = inputs["density"].clone().requires_grad_(), inputs["dt"], inputs["ray_offsets"], 1e-3
-    for transmittance in (False, True):
-        torch.library.opcheck(ops.ray_light.default, (*light, transmittance))
-        for of_lengths in (False, True):
-            arguments = grads[3], inputs["density"], *light[1:], transmittance, of_lengths
-            torch.library.opcheck(ops.ray_light_backward.default, arguments)
-    rgb, opacity, depth_sum, _, distortion = ops.composite(*forward)
-    for missing in (None, 0, 3, 4):
-        some = [None if i == missing else g for i, g in enumerate(grads)]
-        backward = (*some, *inputs.values(), rgb, opacity, depth_sum, distortion, 1e-3, missing is None)
-        torch.library.opcheck(ops.composite_backward.default, backward)
-    differentiable = (*(inputs[name].requires_grad_() for name in NAMES), *forward[4:])
-    for wanted in (True, False):
-        torch.library.opcheck(ops.composite.default, (*differentiable[:-1], wanted))

@@ -170,14 +170,6 @@ def test_unused_half_of_a_pair_is_free(device):
         assert_all_match(actual, torch.autograd.grad(reference, expected, grad))
 
 
-def test_second_derivative_with_gradient_is_refused(device):
-    grid, points = leaves(*make(device))
-    value, _ = sample_trilinear(grid, points, with_gradient=True)
-    (first,) = torch.autograd.grad(value.square().sum(), points, create_graph=True)
-    with pytest.raises(NotImplementedError, match="with_gradient=True is differentiable once"):
-        torch.autograd.grad(first.sum(), points)
-
-
 def test_with_gradient_at_non_finite_points_is_zero(device):
     grid, points = leaves(*make(device))
     with torch.no_grad():
@@ -394,59 +386,6 @@ def test_cpu_gradient_is_the_same_bits_for_any_number_of_threads():
 # --- registration: schemas, fakes, autograd, compile
 
 
-def raw_calls(device, options, levels):
-    """Arguments of the three ops."""
-    _library.ensure_loaded(device.type)
-    grids = [torch.randn(2, 3, 4, 2 + i, 2, device=device, dtype=torch.float64) for i in range(levels)]
-    points = points_off_faces(12, device).view(2, 6, 3)
-    *_, add, with_gradient = options
-    rows = (4,) * with_gradient + (2, 6, 2 if add else 2 * levels)
-    values = torch.randn(rows, device=device, dtype=torch.float64)
-    sizes = [size for grid in grids for size in grid.shape[1:]]
-    yield "sample_trilinear", (grids, points, *options)
-    yield "splat_trilinear", (values, points, sizes, *options, 0)
-    yield "point_gradient_trilinear", (values, grids, points, *options)
-
-
-@pytest.mark.parametrize(
-    ("options", "levels"),
-    [
-        ((0, True, False, False, False), 1),
-        ((1, False, False, False, False), 3),
-        ((2, True, False, True, False), 2),
-        ((1, True, True, False, False), 2),
-        ((0, False, False, False, True), 1),
-        ((2, False, False, True, True), 2),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("differentiable", [False, True])
-def test_opcheck(device, options, levels, differentiable):
-    for name, arguments in raw_calls(device, options, levels):
-        # What would be the second derivative of value and gradient at once is refused.
-        last = name == "point_gradient_trilinear" and options[-1]
-        if differentiable and not last:
-            arguments = torch.utils._pytree.tree_map_only(torch.Tensor, lambda x: leaves(x)[0], arguments)
-        # The other two checks, of which one compiles, are about gradients.
-        checks = {} if differentiable else {"test_utils": ("test_schema", "test_faketensor")}
-        torch.library.opcheck(getattr(torch.ops.voxelfield, name).default, arguments, **checks)
-
-
-@pytest.mark.parametrize("differentiable", [False, True])
-def test_opcheck_in_a_box(device, differentiable):
-    _library.ensure_loaded(device.type)
-    aabb = torch.tensor(((-1.0, 2.0, 0.5), (1.0, 5.0, 0.75)), device=device, dtype=torch.float64)
-    grid = torch.randn(3, 4, 2, 5, device=device, dtype=torch.float64, requires_grad=differentiable)
-    points = aabb[0] + points_off_faces(12, device) * (aabb[1] - aabb[0])
-    arguments = grid, points.requires_grad_(differentiable), aabb, 1
-    torch.library.opcheck(torch.ops.voxelfield.sample_in_box.default, arguments)
-    with torch.no_grad():
-        sampled, unit = torch.ops.voxelfield.sample_in_box(*arguments)
-        expected = (points - aabb[0]) / (aabb[1] - aabb[0])
-    assert torch.equal(unit, expected)
-    assert torch.equal(sampled, sample_trilinear(grid.detach(), expected, padding="zeros"))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -464,43 +403,6 @@ def test_sampling_in_a_box_protects_memory(changes, message):
     arguments = {"grid": torch.ones(2, 2, 2, 1), "points": torch.ones(5, 3), "aabb": torch.ones(2, 3), "padding": 0}
     with pytest.raises(RuntimeError, match=message):
         torch.ops.voxelfield.sample_in_box(**arguments | changes)
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.sweep)])
-def test_compiles_whole_with_any_number_of_points(device, backend):
-    torch.compiler.reset()
-
-    def loss(grid, points):
-        value, slopes = sample_trilinear(grid * 2, points * 0.5, padding="reflection", with_gradient=True)
-        plain = sample_trilinear(grid * 2, points * 0.5, padding="zeros", align_corners=False)
-        batch = sample_trilinear(grid[None], points[None] * 0.7)
-        return value.square().sum() + slopes.square().sum() + plain.square().sum() + batch.square().sum()
-
-    compiled = torch.compile(loss, fullgraph=True, backend=backend, dynamic=True)
-    # 11 is none of the sizes of the grid: the compiler takes equal sizes for one and the same.
-    for stance, count in (("default", 11), ("fail_on_recompile", 19), ("fail_on_recompile", 64)):
-        grid, points = make(device, count=count)
-        grid.requires_grad_()
-        points.requires_grad_()
-        expected = loss(grid, points)
-        with torch.compiler.set_stance(stance):
-            value = compiled(grid, points)
-        assert_matches(value.detach(), expected.detach())
-        gradients = torch.autograd.grad(value, (grid, points))
-        for a, e in zip(gradients, torch.autograd.grad(expected, (grid, points)), strict=True):
-            assert_matches(a, e)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_autocast_leaves_the_dtype_alone(device, dtype):
-    grid, points = make(device, dtype)
-    grid.requires_grad_()
-    with torch.autocast(device.type, dtype=torch.bfloat16):
-        value = sample_trilinear(grid, points)
-    assert value.dtype == dtype
-    assert torch.equal(value, sample_trilinear(grid, points))
-    value.sum().backward()
-    assert grid.grad.dtype == dtype
 
 
 def test_meta_tensors_are_checked_as_others_are():
@@ -716,22 +618,6 @@ def test_empty_input_and_its_derivatives(device, count, channels, with_gradient)
         assert not gradient.any()
 
 
-@both_paddings
-@pytest.mark.parametrize(("count", "channels"), [(0, 3), (4, 0), (0, 0)])
-def test_empty_input(device, count, channels, padding):
-    grid, points = make(device, torch.float32, channels, count)
-    grid.requires_grad_()
-    points.requires_grad_()
-    value = sample_trilinear(grid, points, padding=padding)
-    assert value.shape == (count, channels)
-    gradients = torch.autograd.grad(value.sum(), (grid, points), create_graph=True)
-    for x, gradient in zip((grid, points), gradients, strict=True):
-        assert gradient.shape == x.shape
-        assert not gradient.any()
-    second = torch.autograd.grad(gradients[1].sum(), (grid, points), allow_unused=True)
-    assert all(x is None or not x.any() for x in second)
-
-
 @pytest.mark.covering
 @both_paddings
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -843,70 +729,9 @@ def tensors(grid=(2, 2, 2, 3), points=(5, 3), grid_dtype=torch.float32, points_d
     return torch.zeros(grid, dtype=grid_dtype), torch.zeros(points, dtype=points_dtype)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        pytest.param(tensors(grid=(2, 2, 2)), ValueError, r"grid .*\(\*, \*, \*, \*\).*\(2, 2, 2\)", id="3-D grid"),
-        pytest.param(
-            tensors(grid=(1, 3, 2, 2, 2)),
-            ValueError,
-            r"points .*\(1, ..., 3\) for grid .*\(5, 3\)",
-            id="batch of grids alone",
-        ),
-        pytest.param(tensors(grid=(0, 2, 2, 3)), ValueError, "grid .*vertices", id="no vertex along x"),
-        pytest.param(tensors(grid=(2, 2, 0, 3)), ValueError, "grid .*vertices", id="no vertex along z"),
-        pytest.param(tensors(points=(5, 2)), ValueError, r"points .*\(..., 3\).*\(5, 2\)", id="2-D points"),
-        pytest.param(tensors(points=()), ValueError, r"points .*\(..., 3\).*\(\)", id="one number"),
-        pytest.param(tensors(grid_dtype=torch.int64), TypeError, "grid .*int64.*mode='nearest'", id="int grid"),
-        pytest.param(tensors(grid_dtype=torch.complex64), TypeError, "grid .*complex64", id="complex grid"),
-        pytest.param(tensors(points_dtype=torch.int64), TypeError, "points .*float32.*int64", id="int points"),
-        pytest.param((tensors()[0].tolist(), tensors()[1]), TypeError, "grid .*list", id="list as grid"),
-        pytest.param((tensors()[0], tensors()[1].numpy()), TypeError, "points .*ndarray", id="array as points"),
-        pytest.param((tensors()[0], None), TypeError, "points .*NoneType", id="None as points"),
-        pytest.param((tensors()[0].to("meta"), tensors()[1]), ValueError, "points .*meta.*cpu", id="grid elsewhere"),
-        pytest.param((tensors()[0], tensors()[1].to("meta")), ValueError, "points .*cpu.*meta", id="points elsewhere"),
-    ],
-)
-def test_malformed_input_is_explained(arguments, error, message):
-    with pytest.raises(error, match=message):
-        sample_trilinear(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("grid", "points", "message"),
-    [
-        ((2, 2, 2, 2, 3), (5, 3), r"points .*\(2, ..., 3\).*\(5, 3\)"),
-        ((2, 2, 2, 2, 3), (3, 5, 3), r"points .*\(2, ..., 3\).*\(3, 5, 3\)"),
-        ((2, 2, 2, 3), (1, 5, 2), r"points .*\(..., 3\).*\(1, 5, 2\)"),
-        ((1, 1, 2, 2, 2, 3), (5, 3), r"grid .*\(\*, \*, \*, \*\)"),
-        ((2, 2, 0, 2, 3), (2, 5, 3), "grid .*vertices"),
-    ],
-)
-def test_batches_that_do_not_fit_are_explained(grid, points, message):
-    with pytest.raises(ValueError, match=message):
-        sample_trilinear(*tensors(grid, points))
-
-
-@pytest.mark.parametrize("mode", ["bilinear", "", None, 1])
-def test_unknown_mode_is_explained(mode):
-    with pytest.raises(ValueError, match=r"mode must be one of \['linear', 'nearest'\], got "):
-        sample_trilinear(*tensors(), mode=mode)
-
-
-def test_nearest_has_no_gradient():
-    with pytest.raises(ValueError, match=r"with_gradient=True needs mode='linear', got mode='nearest'"):
-        sample_trilinear(*tensors(), mode="nearest", with_gradient=True)
-
-
-@pytest.mark.parametrize("padding", ["reflect", "Border", "", None, 0])
-def test_unknown_padding_is_explained(padding):
-    with pytest.raises(ValueError, match=r"padding must be one of \['border', 'zeros', 'reflection', 'periodic'\]"):
-        sample_trilinear(*tensors(), padding=padding)
-
-
 def raw_mistakes(device):
     """A raw op, its arguments, and what the error must say."""
-    grid, points = (x.to(device)[None] for x in tensors())
+    grid, points = torch.zeros(1, 2, 2, 2, 3, device=device), torch.zeros(1, 5, 3, device=device)
     values, double = torch.zeros(1, 5, 3, device=device), points.double()
     options, shape = (0, True, False, False, False), [2, 2, 2, 3]
     jet, add = (0, True, False, False, True), (0, True, False, True, False)

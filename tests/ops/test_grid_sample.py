@@ -113,17 +113,6 @@ def test_a_channels_last_volume_is_not_copied(device, dtype):
     assert torch.equal(value, grid_sample(contiguous, where, align_corners=False))
 
 
-@pytest.mark.parametrize("options", [("bilinear", "border", True), ("bilinear", "zeros", False)], ids=str)
-def test_gradcheck_and_gradgradcheck(device, options):
-    inputs = leaves(*make(device, shape=(2, 2, 2, 3, 2), out=(1, 2, 2)))
-
-    def sample(volume, where):
-        return grid_sample(volume, where, *options)
-
-    assert torch.autograd.gradcheck(sample, inputs, nondet_tol=1e-12)
-    assert torch.autograd.gradgradcheck(sample, inputs, nondet_tol=1e-12)
-
-
 def test_defaults_and_the_warning_are_those_of_torch():
     volume, where = make("cpu")
     with pytest.warns(UserWarning, match="Default grid_sample and affine_grid behavior has changed") as theirs:
@@ -154,54 +143,6 @@ def test_positions_that_are_not_finite_read_zeros(device, padding):
     value = grid_sample(volume, where, padding_mode=padding, align_corners=True)
     assert not value[:, :, :2].any()
     assert_matches(value[:, :, 2:], F.grid_sample(volume, where[:, 2:], padding_mode=padding, align_corners=True))
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.sweep)])
-def test_compiles_whole_with_any_size(device, backend):
-    torch.compiler.reset()
-
-    def loss(volume, where):
-        return grid_sample(volume * 2, where * 0.5, padding_mode="reflection", align_corners=False).square().sum()
-
-    compiled = torch.compile(loss, fullgraph=True, backend=backend, dynamic=True)
-    for stance, out in (("default", (7, 8, 9)), ("fail_on_recompile", (8, 9, 11)), ("fail_on_recompile", (9, 11, 13))):
-        volume, where = leaves(*make(device, out=out))
-        expected = loss(volume, where)
-        with torch.compiler.set_stance(stance):
-            value = compiled(volume, where)
-        assert_matches(value.detach(), expected.detach())
-        gradients = torch.autograd.grad(value, (volume, where))
-        assert_all_match(gradients, torch.autograd.grad(expected, (volume, where)))
-
-
-def tensors(volume=(2, 3, 4, 4, 4), where=(2, 1, 1, 5, 3), dtype=torch.float32, where_dtype=torch.float32):
-    return torch.zeros(volume, dtype=dtype), torch.zeros(where, dtype=where_dtype)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "error", "message"),
-    [
-        pytest.param(
-            tensors((2, 3, 4, 4), (2, 5, 5, 2)), {}, ValueError, r"input .*\(2, 3, 4, 4\).*nn.functional", id="4-D"
-        ),
-        pytest.param(tensors((2, 3, 4)), {}, ValueError, r"input must have shape \(N, C, D, H, W\)", id="3-D"),
-        pytest.param(tensors((2, 3, 4, 0, 4)), {}, ValueError, r"input .*voxel.*\(2, 3, 4, 0, 4\)", id="no voxel"),
-        pytest.param(tensors(where=(3, 1, 1, 5, 3)), {}, ValueError, r"grid .*\(2, D_out", id="other batch"),
-        pytest.param(tensors(where=(2, 1, 1, 5, 2)), {}, ValueError, r"grid .*W_out, 3\)", id="2-D positions"),
-        pytest.param(tensors(where=(2, 5, 3)), {}, ValueError, "grid must have shape", id="list of positions"),
-        pytest.param(tensors(dtype=torch.int32), {}, TypeError, "input must be float32, .*int32", id="int input"),
-        pytest.param(tensors(where_dtype=torch.int64), {}, TypeError, "grid must be .*float32.*int64", id="int grid"),
-        pytest.param(tensors(where_dtype=torch.float64), {}, TypeError, "grid must be .*float64", id="double grid"),
-        pytest.param(tensors(dtype=torch.float64), {}, TypeError, "grid must be .*got float32", id="double input"),
-        pytest.param((tensors()[0], tensors()[1].to("meta")), {}, ValueError, "grid .*meta", id="elsewhere"),
-        pytest.param((tensors()[0].tolist(), tensors()[1]), {}, TypeError, "input must be a torch.Tensor", id="list"),
-        pytest.param(tensors(), {"mode": "bicubic"}, ValueError, "mode must be .*'bicubic'", id="bicubic"),
-        pytest.param(tensors(), {"padding_mode": "wrap"}, ValueError, "padding_mode must be .*'wrap'", id="wrap"),
-    ],
-)
-def test_malformed_input_is_explained(arguments, options, error, message):
-    with pytest.raises(error, match=message):
-        grid_sample(*arguments, align_corners=True, **options)
 
 
 @every_option

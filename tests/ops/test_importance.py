@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import reference
 import torch
 from op_testing import never_synchronising
 from torch.nn import functional as F
@@ -28,24 +29,6 @@ def make(device, counts=COUNTS, spare=2, dtype=torch.float32):
     return *(x.to(device, dtype) for x in (starts, ends, weights)), offsets.to(device)
 
 
-def by_reference(starts, ends, weights, count, offsets, offset):
-    """Inverts each ray's distribution, one distance at a time."""
-    drawn = torch.zeros(len(offsets) - 1, count, dtype=torch.float64)
-    for ray in range(len(offsets) - 1):
-        rows = range(int(offsets[ray]), int(offsets[ray + 1]))
-        masses = [weights[i].item() if 0 < weights[i] < math.inf else 0.0 for i in rows]
-        if sum(masses) == 0:
-            masses = [(ends[i] - starts[i]).item() for i in rows]
-        for k in range(count if len(rows) else 0):
-            left = (k + offset[ray, k].item()) / count * sum(masses)
-            for row, mass in zip(rows, masses, strict=True):
-                if left < mass:
-                    drawn[ray, k] = starts[row] + left / mass * (ends[row] - starts[row])
-                    break
-                left -= mass
-    return drawn
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("shift", ["middle", "ray", "each"])
 def test_distances_match_reference(device, dtype, shift):
@@ -56,9 +39,8 @@ def test_distances_match_reference(device, dtype, shift):
     actual = ops.importance_sample(starts, ends, weights, count, offsets, offset=offset)
     assert actual.dtype == dtype
     assert (actual.diff(dim=1) >= 0).all()
-    wanted = torch.full((rays, 1), 0.5) if offset is None else offset.cpu().view(rays, -1)
     inputs = [x.double().cpu() for x in (starts, ends, weights)]
-    expected = by_reference(*inputs, count, offsets.tolist(), wanted.double().expand(rays, count))
+    expected = reference.draw(*inputs, count, offsets.cpu(), None if offset is None else offset.cpu().double())
     torch.testing.assert_close(actual.cpu().double(), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -111,27 +93,6 @@ def test_drawing_never_synchronises():
     with never_synchronising():
         ops.importance_sample(starts, ends, weights, 9, offsets, offset=offset)
         ops.importance_sample(starts[2:42].view(4, 10), ends[2:42].view(4, 10), weights[2:42].view(4, 10), 9)
-
-
-def test_wrong_arguments_are_named():
-    starts, ends, weights, offsets = make("cpu")
-    draw = ops.importance_sample
-    with pytest.raises(TypeError, match=r"^t_starts must be float32 or float64, got float16$"):
-        draw(starts.half(), ends, weights, 4, offsets)
-    with pytest.raises(TypeError, match=r"^t_ends must be float32, got float64$"):
-        draw(starts, ends.double(), weights, 4, offsets)
-    with pytest.raises(ValueError, match=r"^weights must have shape \(53\) as t_starts has, got \(52,\)$"):
-        draw(starts, ends, weights[1:], 4, offsets)
-    with pytest.raises(ValueError, match=r"^count must be a number of distances, at least 0, got -1$"):
-        draw(starts, ends, weights, -1, offsets)
-    with pytest.raises(ValueError, match=r"^offset must have shape \(7, 4\), got \(7, 5\)$"):
-        draw(starts, ends, weights, 4, offsets, offset=torch.rand(7, 5))
-    with pytest.raises(TypeError, match=r"^offset must be a torch\.Tensor, got float$"):
-        draw(starts, ends, weights, 4, offsets, offset=0.5)
-    with pytest.raises(ValueError, match="ray_offsets must not decrease"):
-        draw(starts, ends, weights, 4, offsets.flip(0))
-    with pytest.raises(ValueError, match=r"^t_starts must have shape \(R, S\) without ray_offsets"):
-        draw(starts, ends, weights, 4)
 
 
 # --- steps that grow

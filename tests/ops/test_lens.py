@@ -151,23 +151,6 @@ def test_any_lens_and_any_point_have_a_ray(device, model):
     assert (rays.norm(dim=-1) > 1e-4).all()
 
 
-@pytest.mark.parametrize("op", ["lens_rays", "lens_points"])
-def test_opcheck(device, op):
-    call = {"lens_rays": lens_rays, "lens_points": lens_points}[op]
-    given = torch.rand(7, 2 if op == "lens_rays" else 3, device=device)
-    terms = torch.tensor([[0.0], [0.1], [0.2], [0.3]], device=device)
-    mixed = Lens(["pinhole", "perspective", "fisheye", "field_of_view"], terms).rows
-    for lens in (mixed[[0, 1, 2, 3, 0, 1, 2]], mixed[:1]):
-        call(given, lens)  # loads the extension
-        torch.library.opcheck(getattr(torch.ops.voxelfield, op).default, (given, lens))
-
-
-def test_no_points(device):
-    lens = torch.zeros(1, LENS_NUMBERS, device=device)
-    assert lens_rays(torch.zeros(0, 2, device=device), lens).shape == (0, 3)
-    assert lens_points(torch.zeros(0, 3, device=device), lens[:0]).shape == (0, 2)
-
-
 def test_the_kernels_have_the_same_models():
     assert LENS_NUMBERS == constants.LENS_NUMBERS == 2 + max(map(len, LENS_TERMS.values()))
     *known, last = LENS_TERMS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from op_testing import LAYOUTS
 from pyramid_scene import (
     CELLS,
     OCCUPANCY_BOX,
@@ -20,7 +19,7 @@ from pyramid_scene import (
     pyramid_dtypes,
 )
 
-from voxelfield import _library, ops
+from voxelfield import ops
 from voxelfield.ops._internal.march_pieces import march_pieces
 from voxelfield.ops._internal.march_visible import march_visible
 from voxelfield.ops._internal.sparse_grid import atlas_coordinates
@@ -228,19 +227,6 @@ def test_how_cells_are_given_changes_nothing(device, form):
         assert torch.equal(one, two)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_memory_layout(device, layout):
-    scene = on(device, make_scene())
-    expected = march_visible(**scene, **settings())
-    change = LAYOUTS[layout]
-    for name in ("origins", "far", "levels"):
-        value = scene[name]
-        changed = [change(x) for x in value] if isinstance(value, list) else change(value)
-        seen = march_visible(**{**scene, name: changed}, **settings())
-        for one, two in zip(seen, expected, strict=True):
-            assert torch.equal(one, two)
-
-
 def test_non_finite_rays_do_not_disturb_the_others(device):
     scene = on(device, make_scene())
     expected = march_visible(**scene, **settings())
@@ -296,26 +282,3 @@ def test_can_be_captured_in_a_graph():
         torch.cuda.synchronize()
         for one, two in zip(seen, expected, strict=True):
             assert torch.equal(one.nan_to_num(), two.nan_to_num())
-
-
-# --- errors and registration
-
-
-@pytest.mark.parametrize("count", [0, 70])
-@either_boxes
-def test_opcheck(device, count, boxes):
-    _library.ensure_loaded(device.type)
-    scene = on(device, make_scene(count))
-    bits = ops.pack_occupancy(scene.pop("occupied"))
-    rays = [scene.pop(name) for name in ("origins", "directions", "near", "far")]
-    offset = torch.full((count,), 0.5, device=device)
-    numbers = (STEP, INITIAL, *LIMITS.values(), 8, boxes, 1 << 40)
-    counted = torch.ops.voxelfield.march_to_slots(*rays, offset, *bits, *of_dense_levels(scene), *numbers)
-    # Slots that are not filled hold anything.
-    torch.library.opcheck(
-        torch.ops.voxelfield.march_to_slots.default,
-        (*rays, offset, *bits, *of_dense_levels(scene), *numbers),
-        test_utils=("test_schema", "test_faketensor"),
-    )
-    arguments = (*rays, offset, *counted, STEP, boxes, int(counted[2].sum()))
-    torch.library.opcheck(torch.ops.voxelfield.pack_slots.default, arguments)

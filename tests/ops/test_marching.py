@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
 import reference
 import torch
 from march_testing import assert_same_samples
-from op_testing import LAYOUTS, never_synchronising, threads
+from op_testing import never_synchronising
 from torch.nn import functional as F
 
 from voxelfield import _library
-from voxelfield.ops import OccupancyBits, PackedSamples, march_rays, pack_occupancy, sample_trilinear
-from voxelfield.ops._internal.empty_distance import empty_distance
+from voxelfield.ops import PackedSamples, march_rays, pack_occupancy, sample_trilinear
 from voxelfield.rendering.rays import intersect_aabb
 
 BOX = torch.tensor([[-1.0, 0.5, -3.0], [2.0, 1.5, 1.0]])
@@ -266,22 +264,6 @@ def test_rays_do_not_depend_on_their_neighbours(device):
         assert torch.equal(here, t[ray_offsets[ray] : ray_offsets[ray + 1]])
 
 
-@pytest.mark.parametrize(
-    ("name", "layout"),
-    [
-        *itertools.product(["origins", "directions", "near", "aabb"], LAYOUTS),
-        # The other layouts put NaN around the values.
-        ("occupied", "reversed strides"),
-        ("occupied", "every other row"),
-    ],
-)
-def test_any_memory_layout(device, name, layout):
-    scene = on(device, make_scene())
-    expected = march_rays(**scene, step=STEP)
-    for one, two in zip(march_rays(**{**scene, name: LAYOUTS[layout](scene[name])}, step=STEP), expected, strict=True):
-        assert torch.equal(one, two)
-
-
 def test_non_finite_rays_do_not_disturb_the_others(device):
     scene = on(device, make_scene())
     broken = {name: value.clone() for name, value in scene.items()}
@@ -308,16 +290,6 @@ def test_cpu_and_cuda_agree():
         assert torch.equal(one.cpu(), two)
 
 
-def test_any_number_of_threads_gives_the_same_bits():
-    scene = make_scene(count=1000)
-    results = []
-    for count in (1, 2):
-        with threads(count):
-            results.append(march_rays(**scene, step=STEP))
-    for one, two in zip(*results, strict=True):
-        assert torch.equal(one, two)
-
-
 # --- packed occupancy
 
 
@@ -340,18 +312,6 @@ def test_packed_and_unpacked_cells_give_the_same_samples(device):
     packed = march_rays(**{**scene, "occupied": pack_occupancy(scene["occupied"])}, step=STEP)
     for one, two in zip(packed, expected, strict=True):
         assert torch.equal(one, two)
-
-
-def test_bits_must_fit_their_resolution(device):
-    scene = on(device, make_scene())
-    words, resolution = pack_occupancy(scene["occupied"])
-    for bits, error, message in (
-        (OccupancyBits(words, (6, 5, 9)), ValueError, r"occupied.words must have shape \(2, 2, 3\)"),
-        (OccupancyBits(words.int(), resolution), TypeError, "occupied.words must be int64"),
-        (OccupancyBits(words[:0], (0, 5, 7)), ValueError, "occupied must have at least one cell"),
-    ):
-        with pytest.raises(error, match=message):
-            march_rays(**{**scene, "occupied": bits}, step=STEP)
 
 
 @pytest.mark.parametrize("segments", [2, 8, 32])
@@ -468,80 +428,3 @@ def test_a_march_into_a_capacity_never_synchronises():
     for occupied in (scene["occupied"], pack_occupancy(scene["occupied"])):
         with never_synchronising():
             march_rays(**{**scene, "occupied": occupied}, step=STEP, capacity=3000)
-
-
-@pytest.mark.parametrize(("capacity", "error"), [(-1, ValueError), (2.0, TypeError), (True, TypeError)])
-def test_capacity_must_be_a_number_of_rows(capacity, error):
-    with pytest.raises(error, match="capacity must be"):
-        march_rays(**make_scene(count=2), step=STEP, capacity=capacity)
-
-
-# --- errors and registration
-
-
-WRONG = {
-    "dimensions": (lambda x: x[:, None], ValueError, r"{} must have shape \("),
-    "size": (lambda x: torch.cat([x, x]), ValueError, r"{} must have shape \("),
-    "int": (lambda x: x.to(torch.int32), TypeError, "{} must be (float32|bool), got int32"),
-    "double": (lambda x: x.double(), TypeError, "{} must be (float32|bool), got float64"),
-    "list": (lambda x: x.tolist(), TypeError, r"{} must be a torch\.Tensor, got list"),
-    "device": (lambda x: x.to("meta"), ValueError, "{} must be on the device of origins"),
-}
-
-
-@pytest.mark.parametrize("name", [*NAMES, "offset"])
-@pytest.mark.parametrize("kind", WRONG)
-def test_wrong_arguments_are_named(name, kind):
-    change, error, message = WRONG[kind]
-    scene = {**make_scene(count=4), "offset": torch.zeros(4)}
-    scene[name] = change(scene[name])
-    # The first argument sets the number of rays and the device; any number of cells will do.
-    blamed = "directions" if name == "origins" and kind in ("size", "device") else name
-    if (name, kind) == ("occupied", "size"):
-        march_rays(**scene, step=STEP)
-        return
-    with pytest.raises(error, match=message.format(blamed)):
-        march_rays(**scene, step=STEP)
-
-
-@pytest.mark.parametrize("step", [0.0, -0.1, math.nan, math.inf])
-def test_step_must_be_a_distance(step):
-    with pytest.raises(ValueError, match=f"step must be a positive, finite distance, got {step}"):
-        march_rays(**make_scene(count=2), step=step)
-
-
-@pytest.mark.parametrize("step", [1e-60, 1e60])
-def test_step_must_be_a_distance_in_float32_too(step):
-    # The kernels march in float32: a step that rounds to zero there would never arrive. These rays have no length.
-    scene = make_scene(count=2)
-    with pytest.raises(ValueError, match="step must be a positive, finite distance"):
-        march_rays(**{**scene, "far": scene["near"]}, step=step)
-
-
-def test_a_grid_without_cells_is_refused():
-    # Kernels look up the nearest cell of every position, so there must be one. These rays have no length.
-    scene = make_scene(count=2)
-    occupied = torch.zeros(4, 0, 4, dtype=torch.bool)
-    with pytest.raises(ValueError, match="occupied"):
-        march_rays(**{**scene, "far": scene["near"], "occupied": occupied}, step=STEP)
-
-
-@pytest.mark.parametrize("count", [0, 5])
-def test_opcheck(device, count):
-    _library.ensure_loaded(device.type)
-    scene = on(device, make_scene(count=count))
-    offset = torch.full((count,), 0.5, device=device)
-    ops = torch.ops.voxelfield
-    torch.library.opcheck(ops.pack_occupancy.default, (scene["occupied"],))
-    empty_distance(scene["occupied"], 4)  # its module registers the fake
-    torch.library.opcheck(ops.empty_distance.default, (scene["occupied"], 4))
-    bits = pack_occupancy(scene["occupied"])
-    walk = (*(scene[name] for name in NAMES[:4]), offset, bits.words, list(bits.resolution), scene["aabb"], STEP, 4)
-    # The tests left out compare values, of which the unused ones are anything.
-    torch.library.opcheck(
-        ops.count_ray_samples.default,
-        walk,
-        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
-    )
-    counted = ops.count_ray_samples(*walk)
-    torch.library.opcheck(ops.place_ray_samples.default, (*walk, *counted, int(counted[0].sum())))

@@ -6,9 +6,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from op_testing import DTYPES, LAYOUTS
+from op_testing import DTYPES
 
-from voxelfield import _library
 from voxelfield.ops import mlp
 
 # From input to output; on CUDA widths are padded to 16, 32, 64 or 128, the input to 32s and the output to 16s.
@@ -155,34 +154,6 @@ def test_each_entry_of_the_weights_has_its_place(device):
             assert torch.equal(gradient, torch.where(tensor != 0, -210 / own, 0).to(gradient))
 
 
-def test_gradcheck():
-    input, weights, _ = make("cpu", (3, 5, 4, 2), 6, torch.float64)
-    leaves = [x.requires_grad_() for x in (input, *weights)]
-    for count in (None, torch.tensor(4)):
-        assert torch.autograd.gradcheck(lambda x, *w, count=count: mlp(x, w, count=count), leaves)
-
-
-def test_second_derivative_is_refused(device):
-    input, weights, grad = make(device, count=5)
-    (first,) = torch.autograd.grad(mlp(input.requires_grad_(), weights), input, grad, create_graph=True)
-    with pytest.raises(NotImplementedError, match="second derivative"):
-        first.sum().backward()
-
-
-def test_transforms_are_right_or_refused(device):
-    input, weights, grad = make(device, count=5)
-    gradient = torch.func.grad(lambda x: (mlp(x, weights).float() * grad.float()).sum())(input)
-    assert torch.equal(gradient, value_and_gradients(input, weights, grad)[1])
-    with pytest.raises((NotImplementedError, RuntimeError)):
-        torch.func.jvp(lambda x: mlp(x, weights), (input,), (input,))
-    with pytest.raises((NotImplementedError, RuntimeError)):
-        torch.vmap(lambda x: mlp(x, weights))(input[None])
-    with pytest.raises(NotImplementedError, match=r"^mlp cannot be mapped by torch\.vmap: call it once"):
-        torch.func.jacrev(lambda x: mlp(x, weights))(input)
-    with pytest.raises(NotImplementedError, match="transformed"):
-        torch.func.jvp(lambda x: torch.ops.voxelfield.mlp(x, weights, None), (input,), (input,))
-
-
 # --- absent rows
 
 
@@ -220,29 +191,6 @@ def test_absent_rows_are_zero_for_weights_that_float16_cannot_hold(device, sizes
     assert_close([value[:used], *sums], [expected[0], *expected[2:]], torch.float16, len(sizes) - 1)
 
 
-def test_raw_ops_refuse_what_does_not_fit(device):
-    input, weights, grad = make(device)
-    forward, backward = torch.ops.voxelfield.mlp, torch.ops.voxelfield.mlp_backward
-    float64, half_a_row = [w.double() for w in weights], torch.tensor([0.5], device=device)
-    calls = (
-        lambda: forward(input[0], weights, None),
-        lambda: forward(input.long(), weights, None),
-        lambda: forward(input, weights[:1], None),
-        lambda: forward(input, weights[::-1], None),
-        lambda: forward(input, [weights[0], weights[1].float()], None),
-        lambda: forward(input, float64, None),
-        lambda: forward(input, weights, half_a_row),
-        lambda: forward(
-            input, [torch.zeros(129, 24, device=device).half(), torch.zeros(3, 129, device=device).half()], None
-        ),
-        lambda: backward(grad[1:], input, weights, None),
-        lambda: backward(grad.float(), input, weights, None),
-    )
-    for call in calls:
-        with pytest.raises(RuntimeError, match=r"(weights|input|count|grad_output).* must"):
-            call()
-
-
 def test_count_without_a_dimension(device):
     input, weights, _ = make(device)
     value = mlp(input, weights, count=torch.tensor(7, device=device))
@@ -251,21 +199,6 @@ def test_count_without_a_dimension(device):
 
 
 # --- memory, numbers, runs
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("which", ["input", "weights", "grad"])
-def test_any_memory_layout(device, layout, which):
-    input, weights, grad = make(device, count=100)
-    expected = value_and_gradients(input, weights, grad)
-    change = LAYOUTS[layout]
-    if which == "input":
-        input = change(input)
-    elif which == "weights":
-        weights = [change(w) for w in weights]
-    else:
-        grad = change(grad)
-    assert_close(value_and_gradients(input, weights, grad), [x.double() for x in expected], torch.float16)
 
 
 def test_not_a_number_stays_in_its_row(device):
@@ -330,56 +263,6 @@ def test_cuda_graph_reads_count_when_it_is_replayed():
 # --- errors and registration
 
 
-WRONG = {
-    "input list": (lambda x, w: ([1.0], w), TypeError, r"input must be a torch\.Tensor, got list"),
-    "input 1-D": (lambda x, w: (x[0], w), ValueError, r"input must have shape \(\*, \*\)"),
-    "input int": (lambda x, w: (x.int(), w), TypeError, "input must be .*got int32"),
-    "weights tensor": (lambda x, w: (x, w[0]), TypeError, "weights must be a sequence"),
-    "one layer": (lambda x, w: (x, w[:1]), ValueError, "weights must be 2 to 16 tensors, got 1"),
-    "many layers": (lambda x, w: (x, w * 9), ValueError, "weights must be 2 to 16 tensors, got 18"),
-    "input columns": (lambda x, w: (x[:, 1:], w), ValueError, r"weights\[0\] must have shape \(out, 23\) .*input"),
-    "weights columns": (lambda x, w: (x, [w[0], w[1].T]), ValueError, r"weights\[1\] must have shape \(out, 64\)"),
-    "weights 3-D": (lambda x, w: (x, [w[0][None], w[1]]), ValueError, r"weights\[0\] must have shape"),
-    "wide": (lambda x, w: (x, [w[0].repeat(3, 1), w[1].repeat(1, 3)]), ValueError, r"1 to 128 rows.*\(192, 24\)"),
-    "empty": (lambda x, w: (x, [w[0], w[1][:0]]), ValueError, r"weights\[1\] must have 1 to 128 rows"),
-    "weights double": (
-        lambda x, w: (x, [y.double() for y in w]),
-        TypeError,
-        r"weights\[0\] must be float16 or float32",
-    ),
-    "weights mixed": (
-        lambda x, w: (x, [w[0], w[1].float()]),
-        TypeError,
-        r"weights\[1\] must be float16 as weights\[0\]",
-    ),
-    "weights device": (lambda x, w: (x, [y.to("meta") for y in w]), ValueError, r"weights\[0\] must be on the device"),
-}
-
-
-@pytest.mark.parametrize("kind", WRONG)
-def test_wrong_arguments_are_named(device, kind):
-    change, error, message = WRONG[kind]
-    input, weights, _ = make(device, count=5)
-    with pytest.raises(error, match=message):
-        mlp(*change(input, weights))
-
-
-@pytest.mark.parametrize(
-    ("count", "error", "message"),
-    [
-        (5, TypeError, r"count must be a torch\.Tensor, got int"),
-        (torch.tensor([1, 2]), ValueError, r"count must have shape \(1\)"),
-        (torch.tensor(5.0), TypeError, "count must be int32 or int64, got float32"),
-        (torch.tensor(5, device="meta"), ValueError, "count must be on the device of input"),
-    ],
-    ids=str,
-)
-def test_wrong_count_is_named(count, error, message):
-    input, weights, _ = make("cpu", count=5)
-    with pytest.raises(error, match=message):
-        mlp(input, weights, count=count)
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_other_dtypes_are_refused_on_cuda(dtype):
@@ -388,27 +271,3 @@ def test_other_dtypes_are_refused_on_cuda(dtype):
         mlp(input, weights)
     with pytest.raises(RuntimeError, match="float16"):
         torch.ops.voxelfield.mlp(input, weights, None)
-
-
-@pytest.mark.parametrize("with_count", [False, True])
-def test_opcheck(device, with_count):
-    _library.ensure_loaded(device.type)
-    input, weights, grad = make(device, (24, 64, 64, 3), 33, weights_dtype=torch.float32)
-    count = torch.tensor(20, device=device) if with_count else None
-    ops = torch.ops.voxelfield
-    torch.library.opcheck(ops.mlp.default, (input, weights, count))
-    torch.library.opcheck(ops.mlp_backward.default, (grad, input, weights, count))
-    leaves = [x.requires_grad_() for x in (input, *weights)]
-    torch.library.opcheck(ops.mlp.default, (leaves[0], leaves[1:], count))
-
-
-def test_compiles_whole(device):
-    input, weights, _ = make(device, weights_dtype=torch.float32)
-    compiled = torch.compile(mlp, fullgraph=True, backend="aot_eager")
-    leaves = [x.requires_grad_() for x in (input, *weights)]
-    results = []
-    for run in (mlp, compiled):
-        value = run(input, weights)
-        results.append([value, *torch.autograd.grad(value.float().square().mean(), leaves)])
-    for a, e in zip(*results, strict=True):
-        assert torch.equal(a, e)

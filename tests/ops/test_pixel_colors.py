@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import reference
 import torch
-from op_testing import LAYOUTS, leaves
+from op_testing import leaves
 from tolerances import assert_matches
 
 from voxelfield.ops._internal.color import pixel_colors
@@ -149,75 +149,9 @@ def test_faint_and_slightly_too_bright_rays_stay_bounded(device):
     torch.testing.assert_close(d_rgb[1], torch.full((3,), 12.92 * 2.4 / 1.055 / 2, device=device))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_layout(device, layout):
-    inputs = make(device, 4, torch.float32)
-    laid = leaves(*(LAYOUTS[layout](x) for x in inputs))
-    plain = leaves(*inputs)
-    grad = torch.randn(300, 3, device=device)
-    for x, y in zip(laid, plain, strict=True):
-        assert torch.equal(x, y)
-    results = [pixel_colors(*x, 4) for x in (laid, plain)]
-    assert torch.equal(*results)
-    pairs = (torch.autograd.grad(r, x, LAYOUTS[layout](grad)) for r, x in zip(results, (laid, plain), strict=True))
-    for a, b in zip(*pairs, strict=True):
-        assert torch.equal(a, b)
-
-
-def test_no_pixels(device):
-    inputs = leaves(torch.zeros(0, 3, device=device), torch.zeros(0, device=device))
-    colors = pixel_colors(*inputs, torch.zeros(3, device=device), 4)
-    assert colors.shape == (0, 3)
-    assert [g.shape for g in torch.autograd.grad(colors.sum(), inputs)] == [(0, 3), (0,)]
-
-
 def test_nan_is_not_hidden(device):
     rgb, opacity, background = make(device, 2, pixels=2)
     opacity[0] = torch.nan
     rgb[3] = torch.nan
     opacity[3] = 0.5
     assert pixel_colors(rgb, opacity, background, 2).isnan().all()
-
-
-def test_under_torch_func(device):
-    rgb, opacity, background = make(device, 4)
-
-    def loss(rgb, opacity):
-        return pixel_colors(rgb, opacity, background, 4).square().sum()
-
-    inputs = leaves(rgb, opacity)
-    expected = torch.autograd.grad(loss(*inputs), inputs)
-    for a, e in zip(torch.func.grad(loss, argnums=(0, 1))(rgb, opacity), expected, strict=True):
-        torch.testing.assert_close(a, e)
-
-
-def test_compiles_whole(device):
-    inputs = leaves(*make(device, 4))
-
-    def colors(*inputs):
-        return pixel_colors(*inputs, 4)
-
-    compiled = torch.compile(colors, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(*inputs), colors(*inputs))
-    grads = [torch.autograd.grad(f(*inputs).square().sum(), inputs) for f in (compiled, colors)]
-    torch.testing.assert_close(*grads)
-
-
-def test_a_second_derivative_is_refused(device):
-    rgb, opacity, background = make(device, 2)
-    (rgb,) = leaves(rgb)
-    (grad,) = torch.autograd.grad(pixel_colors(rgb, opacity, background, 2).square().sum(), rgb, create_graph=True)
-    with pytest.raises(NotImplementedError, match="differentiable once"):
-        grad.sum().backward()
-
-
-def test_opcheck(device):
-    rgb, opacity, background = make(device, 2)
-    pixel_colors(rgb, opacity, background, 2)  # loads the extension
-    op = torch.ops.voxelfield.pixel_colors.default
-    torch.library.opcheck(op, (*leaves(rgb, opacity, background), 2, True))
-
-
-def test_an_unknown_averaging_is_named():
-    with pytest.raises(ValueError, match=r"pixel_averaging must be one of \['linear_light', 'encoded'\], got 'sRGB'"):
-        pixel_colors(torch.zeros(8, 3), torch.zeros(8), torch.zeros(3), 2, pixel_averaging="sRGB")

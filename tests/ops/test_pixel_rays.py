@@ -92,23 +92,6 @@ def test_a_pixel_has_the_same_rays_in_any_batch(device, pixels):
         assert torch.equal(getattr(whole, name), torch.cat([getattr(part, name) for part in parts])), name
 
 
-@pytest.mark.parametrize("side", [1, 2])
-def test_opcheck(device, side):
-    images, cameras, aabb = make(device)
-    index = torch.randint(images[..., 0].numel(), (9,), device=device)
-    camera = images, index, cameras.c2w, cameras.intrinsics
-    pixel_rays(*camera, aabb)  # loads the extension
-    for lens in (None, torch.zeros(len(cameras), 14, device=device)):
-        torch.library.opcheck(torch.ops.voxelfield.pixel_rays.default, (*camera, lens, aabb, side))
-
-
-def test_no_rays(device):
-    images, cameras, aabb = make(device)
-    nothing = torch.zeros(0, dtype=torch.int64, device=device)
-    result = pixel_rays(images, nothing, cameras.c2w, cameras.intrinsics, aabb, supersampling=2)
-    assert [tuple(x.shape) for x in result] == [(0, 3), (0, 3), (0,), (0,), (0, 4)]
-
-
 def test_rays_that_no_memory_holds_are_refused():
     images, cameras, aabb = make("cpu")
     one = torch.zeros(1, dtype=torch.int64)

@@ -7,18 +7,16 @@ import math
 import pytest
 import reference
 import torch
-from op_testing import LAYOUTS, threads
 from pyramid_scene import OCCUPANCY_BOX, STEP, make_rays, on
 from pyramid_scene import PYRAMID_BOX as GRID_BOX
 from torch.nn import functional as F
 
-from voxelfield import _library, ops
+from voxelfield import ops
 from voxelfield.fields.decoders import SHDecoder, spherical_harmonics
 from voxelfield.fields.density import DensityActivation
 from voxelfield.ops._internal.empty_distance import empty_distance
 from voxelfield.ops._internal.render_image import PackedSHGrid, render_grid_image
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.lens import Lens
 
 SCALE, SHIFT = 20.0, -1.5
 DEGREES = [0, 1, 2, 3]
@@ -45,12 +43,6 @@ def make_scene(count=100, degree=2, dtype=torch.float32, fraction=0.5, channels=
 
 def settings(degree=2, **changes):
     return {"step": STEP, "degree": degree, "density_scale": SCALE, "density_shift": SHIFT, **changes}
-
-
-def raw_arguments(device, count=5, dtype=torch.float32):
-    scene = on(device, make_scene(count=count, dtype=dtype))
-    rays = (*(scene[name] for name in TENSORS[:4]), torch.full((count,), 0.5, device=device))
-    return rays, (*ops.pack_occupancy(scene["occupied"]), scene["aabb_occupancy"]), scene["grid"], scene["aabb_grid"]
 
 
 def by_steps(scene, grid, degree, offset=None, min_transmittance=1e-4, min_weight=0.0):
@@ -240,16 +232,6 @@ def test_non_finite_rays_do_not_disturb_the_others(device):
         torch.testing.assert_close(one[others], two[others])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", ["origins", "far", "grid"])
-def test_any_memory_layout(device, name, layout):
-    scene = on(device, make_scene())
-    expected = ops.render_grid(**scene, **settings())
-    rendered = ops.render_grid(**{**scene, name: LAYOUTS[layout](scene[name])}, **settings())
-    for one, two in zip(rendered, expected, strict=True):
-        torch.testing.assert_close(one, two)
-
-
 def test_agrees_with_the_decoder(device):
     scene = on(device, make_scene())
     activation = DensityActivation(scale=3.0, initial=0.5)
@@ -301,37 +283,6 @@ def test_gradient_of_any_number_of_rays_and_channels(device, channels, count):
         grid.grad.cpu().double() / copies, exact.grad, rtol=1e-3, atol=1e-4 * exact.grad.abs().max().item()
     )
     assert not grid.grad[..., 28:].any()
-
-
-def test_nothing_but_the_grid_has_a_gradient(device):
-    scene = on(device, make_scene())
-    scene["origins"].requires_grad_()
-    scene["grid"].requires_grad_()
-    ops.render_grid(**scene, **settings()).rgb.sum().backward()
-    assert scene["origins"].grad is None
-    assert scene["grid"].grad.any()
-
-
-def test_second_derivatives_are_refused(device):
-    scene = on(device, make_scene())
-    scene["grid"].requires_grad_()
-    loss = ops.render_grid(**scene, **settings()).rgb.square().sum()
-    (grad,) = torch.autograd.grad(loss, scene["grid"], create_graph=True)
-    with pytest.raises(NotImplementedError, match="differentiable once"):
-        grad.sum().backward()
-
-
-def test_any_number_of_threads_gives_the_same_bits():
-    scene = make_scene(1000)
-    results = []
-    for count in (1, 2):
-        with threads(count):
-            grid = scene["grid"].clone().requires_grad_()
-            rendered = ops.render_grid(**{**scene, "grid": grid}, **settings())
-            random_loss(rendered).backward()
-            results.append((*rendered, grid.grad))
-    for one, two in zip(*results, strict=True):
-        assert torch.equal(one, two)
 
 
 # --- images
@@ -411,103 +362,12 @@ def test_cpu_and_cuda_agree():
 
 # --- errors and registration
 
-WRONG = {
-    "dimensions": (lambda x: x[None], ValueError, r"{} must have shape \("),
-    "int": (lambda x: x.to(torch.int32), TypeError, r"{} must be (float32|bool).*, got int32"),
-    "list": (lambda x: x.tolist(), TypeError, r"{} must be a torch\.Tensor, got list"),
-    "device": (lambda x: x.to("meta"), ValueError, "{} must be on the device of origins"),
-}
-
-
-@pytest.mark.parametrize("name", [*TENSORS, "offset", "density"])
-@pytest.mark.parametrize("kind", WRONG)
-def test_wrong_arguments_are_named(name, kind):
-    change, error, message = WRONG[kind]
-    scene = {**make_scene(count=4), "offset": torch.zeros(4), "density": torch.zeros(9, 8, 11)}
-    scene[name] = change(scene[name])
-    blamed = "directions" if (name, kind) == ("origins", "device") else name
-    with pytest.raises(error, match=message.format(blamed)):
-        ops.render_grid(**scene, **settings())
-
-
-def test_bits_and_empty_distances_must_be_that():
-    scene = make_scene(count=4)
-    words, _ = ops.pack_occupancy(scene["occupied"])
-    for cells, message in (
-        (ops.OccupancyBits(words, (6, 5, 9)), r"occupied.words must have shape \(2, 2, 3\)"),
-        (ops.OccupancyBits(words.to("meta"), (6, 5, 7)), "occupied must be on the device of origins"),
-        (torch.zeros(4, 0, 4, dtype=torch.uint8), "occupied must not be empty"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            ops.render_grid(**{**scene, "occupied": cells}, **settings())
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"step": 0.0}, "step must be a positive, finite distance, got 0.0"),
-        ({"degree": 4}, r"degree must be an int in 0\.\.3, got 4"),
-        ({"degree": 3}, "grid must have at least 49 channels for degree 3, got 28"),
-        ({"density_scale": -1.0}, "density_scale must be finite and not negative, got -1.0"),
-        ({"min_transmittance": 1.01}, r"min_transmittance must lie in \[0, 1\], got 1.01"),
-        ({"min_weight": -0.1}, r"min_weight must lie in \[0, 1\], got -0.1"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        ops.render_grid(**make_scene(count=2), **settings(**change))
-
 
 def test_a_density_of_its_own_is_refused_in_training():
     scene = make_scene(count=2)
     scene["grid"].requires_grad_()
     with pytest.raises(ValueError, match="density must be None"):
         ops.render_grid(**scene, **settings(), density=torch.zeros(9, 8, 11))
-
-
-@pytest.mark.parametrize("count", [0, 5])
-def test_opcheck(device, count):
-    _library.ensure_loaded(device.type)
-    rays, occupancy, grid, aabb = raw_arguments(device, count)
-    numbers = (STEP, 2, SCALE, SHIFT, 1e-4, 0.0)
-    rendered = torch.ops.voxelfield.render_grid(*rays, *occupancy, grid, None, aabb, *numbers)
-    torch.library.opcheck(
-        torch.ops.voxelfield.render_grid.default,
-        (*rays, *occupancy, grid.clone().requires_grad_(), None, aabb, *numbers),
-        atol=1e-5,  # atomics add in any order
-        rtol=1e-4,
-    )
-    way_back = (*(torch.randn_like(x) for x in rendered), *rendered, *rays, *occupancy, grid, aabb, *numbers)
-    torch.library.opcheck(torch.ops.voxelfield.render_grid_backward.default, way_back, atol=1e-5, rtol=1e-4)
-    view = (
-        torch.eye(4, device=device),
-        torch.ones(4, device=device),
-        Lens("fisheye", torch.zeros(1, 0)).rows[0].to(device),
-    )
-    camera = *view, 3, 5, torch.ones(3, device=device)
-    torch.library.opcheck(
-        torch.ops.voxelfield.render_grid_image.default,
-        (*camera, *occupancy, grid, grid[..., 0].contiguous(), aabb, *numbers),
-    )
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_torch_func_and_the_compiler_return_autograds_gradient(device, dtype):
-    scene = on(device, make_scene(count=20, dtype=dtype))
-    grid = scene.pop("grid")
-
-    def loss(grid):
-        rendered = ops.render_grid(**scene, grid=grid, **settings())
-        return rendered.rgb.square().sum() + rendered.opacity.sum() + rendered.depth_sum.sum()
-
-    (expected,) = torch.autograd.grad(loss(leaf := grid.clone().requires_grad_()), leaf)
-    assert expected.any()
-    value, pull = torch.func.vjp(loss, grid)
-    compiled = grid.clone().requires_grad_()
-    torch.compile(loss, fullgraph=True, backend="aot_eager")(compiled).backward()
-    for actual in (torch.func.grad(loss)(grid), *pull(torch.ones_like(value)), compiled.grad):
-        assert actual.dtype == dtype
-        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
 
 
 @pytest.mark.cuda

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import reference
 import torch
-from op_testing import LAYOUTS
 from pyramid_scene import (
     CELLS,
     OCCUPANCY_BOX,
@@ -14,16 +13,14 @@ from pyramid_scene import (
     exact_geometry,
     exact_network,
     make_weights,
-    of_dense_levels,
     on,
     pyramid_dtypes,
 )
 
-from voxelfield import _library, ops
+from voxelfield import ops
 from voxelfield.fields.decoders import spherical_harmonics
 from voxelfield.ops._internal.render_image import render_pyramid_image
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.lens import Lens
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 WIDTH, HEIGHT = 45, 26
@@ -136,18 +133,6 @@ def test_empty_space_shows_the_background(device):
     assert not depth.any()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_memory_layout(device, layout):
-    scene, camera = on(device, make_scene()), make_camera(device)
-    expected = render(scene, camera)
-    change = LAYOUTS[layout]
-    for name in ("background", "levels", "density_weights", "color_weights"):
-        value = scene[name]
-        changed = [change(x) for x in value] if isinstance(value, list) else change(value)
-        # torch's products on the CPU add up in another order for another layout.
-        assert_images_agree(render({**scene, name: changed}, camera), expected, torch.float16)
-
-
 def test_weights_in_float16_are_the_same(device):
     scene, camera = on(device, make_scene()), make_camera(device)
     expected = render(scene, camera)
@@ -176,19 +161,3 @@ def test_a_large_image_matches_the_cpu():
     camera = Cameras(small.c2w, 8 * small.intrinsics, 8 * WIDTH, 8 * HEIGHT)
     expected = render(scene, camera)
     assert_images_agree(render(on("cuda", scene), camera.to("cuda")), expected, torch.float16)
-
-
-# --- errors and registration
-
-
-@pytest.mark.parametrize("boxes", [[], BOXES], ids=["one box", "nested boxes"])
-def test_opcheck(device, boxes):
-    _library.ensure_loaded(device.type)
-    scene, camera = on(device, make_scene()), make_camera(device)
-    bits = ops.pack_occupancy(scene.pop("occupied"))
-    background = scene.pop("background")
-    view = camera.c2w[0], camera.intrinsics[0], Lens("fisheye", torch.zeros(1, 0)).rows[0].to(device), 9, 5, background
-    torch.library.opcheck(
-        torch.ops.voxelfield.render_pyramid_image.default,
-        (*view, *bits, *of_dense_levels(scene), STEP, INITIAL, 3, 1e-4, 1e-3, boxes),
-    )

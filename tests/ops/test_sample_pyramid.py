@@ -8,7 +8,6 @@ import pytest
 import torch
 from op_testing import (
     DTYPES,
-    LAYOUTS,
     NON_FINITE,
     OpRecorder,
     assert_all_match,
@@ -127,20 +126,6 @@ def test_with_gradient_matches_reference(device, reduce, lookup):
     )
 
 
-@both_reductions
-@pytest.mark.parametrize("padding", ["border", "zeros", "reflection"])
-def test_gradcheck_and_gradgradcheck(device, padding, reduce):
-    grids, points = make(device, channels=(2, 2), count=6, resolutions=[(2, 3, 2), (3, 2, 4)])
-    inputs = leaves(*grids, points)
-
-    def sample(*inputs):
-        return sample_pyramid(inputs[:-1], inputs[-1], reduce=reduce, padding=padding)
-
-    # CUDA sums a grid's gradient in no fixed order.
-    assert torch.autograd.gradcheck(sample, inputs, nondet_tol=1e-12)
-    assert torch.autograd.gradgradcheck(sample, inputs, nondet_tol=1e-12)
-
-
 def test_sums_of_16_bit_levels_are_rounded_once(device):
     # 256 + 1 == 256 in bfloat16; 16 levels of 1 beside one of 256 would be lost one by one.
     grids = [torch.full((2, 2, 2, 1), value, device=device, dtype=torch.bfloat16) for value in [256.0] + [1.0] * 15]
@@ -174,28 +159,6 @@ def test_only_requested_gradients_are_computed(device, reduce):
                 assert_matches(x.grad, y.grad)
 
 
-# --- compilers
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.sweep)])
-def test_compiles_whole_with_any_number_of_points(device, backend):
-    torch.compiler.reset()
-
-    def loss(grids, points):
-        value, slopes = sample_pyramid(grids, points * 0.5, reduce="sum", with_gradient=True)
-        return sample_pyramid(grids, points).square().sum() + value.square().sum() + slopes.square().sum()
-
-    compiled = torch.compile(loss, fullgraph=True, backend=backend, dynamic=True)
-    for stance, count in (("default", 11), ("fail_on_recompile", 19), ("fail_on_recompile", 64)):
-        grids, points = make(device, channels=(6, 6, 6), count=count)
-        *grids, points = leaves(*grids, points)
-        expected = loss(grids, points)
-        with torch.compiler.set_stance(stance):
-            value = compiled(grids, points)
-        assert_matches(value.detach(), expected.detach())
-        assert_all_match(torch.autograd.grad(value, (*grids, points)), torch.autograd.grad(expected, (*grids, points)))
-
-
 # --- empty, strided and non-finite input
 
 
@@ -225,27 +188,6 @@ def test_a_level_without_channels(device):
         assert_matches(actual, wanted.double())
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("which", ["grids", "points", "grad"])
-def test_any_memory_layout(device, which, layout):
-    grids, points = make(device, torch.float32, channels=(4, 4, 4))
-    grad = torch.randn(len(points), 12, device=device)
-    change = LAYOUTS[layout]
-    changed = {
-        "grids": (*map(change, grids), points, grad),
-        "points": (*grids, change(points), grad),
-        "grad": (*grids, points, change(grad)),
-    }[which]
-
-    def results(*inputs):
-        *inputs, grad = inputs
-        inputs = [x.detach().requires_grad_() for x in inputs]
-        value = sample_pyramid(inputs[:-1], inputs[-1])
-        return value, *torch.autograd.grad(value, inputs, grad)
-
-    assert_all_match(results(*changed), results(*grids, points, grad))
-
-
 def test_non_finite_points_read_and_write_nothing(device):
     bad = torch.full((9, 3), 0.4, device=device)
     for row in range(9):
@@ -255,63 +197,3 @@ def test_non_finite_points_read_and_write_nothing(device):
     assert not value.any()
     for gradient in torch.autograd.grad(value, inputs, torch.full_like(value, float("nan"))):
         assert not gradient.any()
-
-
-# --- malformed input
-
-
-def grids_of(*shapes, dtype=torch.float32):
-    return [torch.zeros(shape, dtype=dtype) for shape in shapes]
-
-
-@pytest.mark.parametrize(
-    ("grids", "keywords", "error", "message"),
-    [
-        pytest.param([], {}, ValueError, "grids must be 1 to 16 tensors, got 0", id="none"),
-        pytest.param(grids_of(*[(2, 2, 2, 3)] * 17), {}, ValueError, "grids must be 1 to 16 tensors, got 17", id="17"),
-        pytest.param(torch.zeros(2, 2, 2, 2, 3), {}, TypeError, "grids must be a sequence.*Tensor", id="a tensor"),
-        pytest.param(None, {}, TypeError, "grids must be a sequence.*NoneType", id="nothing"),
-        pytest.param([torch.zeros(2, 2, 2, 3), 1], {}, TypeError, r"grids\[1\] must be a torch.Tensor", id="a number"),
-        pytest.param(grids_of((2, 2, 2, 3), (2, 2, 2)), {}, ValueError, r"grids\[1\] must have shape", id="3-D"),
-        pytest.param(
-            grids_of((2, 2, 2, 3), (1, 2, 2, 2, 3)), {}, ValueError, r"grids\[1\] must have shape", id="one batched"
-        ),
-        pytest.param(
-            grids_of((2, 2, 2, 2, 3), (3, 2, 2, 2, 3)), {}, ValueError, r"grids\[1\] .*\(2, \*, \*", id="other batch"
-        ),
-        pytest.param(
-            grids_of((2, 2, 2, 3), (2, 2, 2, 4)),
-            {"reduce": "sum"},
-            ValueError,
-            r"grids\[1\] must have 3 channels .*4",
-            id="sum",
-        ),
-        pytest.param(
-            [*grids_of((2, 2, 2, 3)), *grids_of((2, 2, 2, 3), dtype=torch.float64)],
-            {},
-            TypeError,
-            r"grids\[1\] must be float32 as grids\[0\] is, got float64",
-            id="two dtypes",
-        ),
-        pytest.param(
-            [*grids_of((2, 2, 2, 3)), torch.zeros(2, 2, 2, 3, device="meta")],
-            {},
-            ValueError,
-            r"grids\[1\] .*grids\[0\], cpu.*meta",
-            id="two devices",
-        ),
-        pytest.param(grids_of((2, 2, 2, 3), (2, 0, 2, 3)), {}, ValueError, r"grids\[1\] .*vertices", id="no vertex"),
-        pytest.param(grids_of((2, 2, 2, 3)), {"reduce": "mean"}, ValueError, r"reduce .*'concat', 'sum'", id="mean"),
-        pytest.param(grids_of((2, 2, 2, 3)), {"mode": "cubic"}, ValueError, "mode must be one of", id="cubic"),
-        pytest.param(
-            grids_of((2, 2, 2, 3)),
-            {"mode": "nearest", "with_gradient": True},
-            ValueError,
-            "with_gradient",
-            id="nearest",
-        ),
-    ],
-)
-def test_malformed_input_is_explained(grids, keywords, error, message):
-    with pytest.raises(error, match=message):
-        sample_pyramid(grids, torch.zeros(5, 3), **keywords)

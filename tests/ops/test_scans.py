@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
+import reference
 import torch
-from op_testing import LAYOUTS
 from tolerances import arithmetic, assert_matches
 
-from voxelfield import _library, ops
+from voxelfield import ops
 from voxelfield.ops.ray_sums import scan
 
 SCANS = {
@@ -30,12 +28,7 @@ def make(device, columns=(2,), counts=COUNTS, spare=3, dtype=torch.float64):
 
 
 def by_reference(name, values, offsets):
-    rows = {}
-    for first, last in itertools.pairwise(offsets.tolist()):
-        for i in range(first, last):
-            ahead = values[first : i + (name[:2] == "in")]
-            rows[i] = ahead.sum(dim=0) if name.endswith("sum") else ahead.prod(dim=0)
-    return torch.stack([rows.get(i, torch.zeros_like(values[0])) for i in range(len(values))])
+    return reference.scan(values, offsets, inclusive=name.startswith("in"), product=name.endswith("prod"))
 
 
 @every_scan
@@ -56,14 +49,6 @@ def test_nothing_to_scan(device, name, counts):
     values, offsets = make(device, counts=counts, spare=0)
     assert SCANS[name](values, offsets).shape == (0, 2)
     assert SCANS[name](values.new_zeros(0, 0), offsets).shape == (0, 0)
-
-
-@every_scan
-def test_any_memory_layout(device, name):
-    values, offsets = make(device)
-    expected = SCANS[name](values, offsets)
-    for layout in LAYOUTS.values():
-        assert torch.equal(SCANS[name](layout(values), offsets), expected)
 
 
 @every_scan
@@ -97,50 +82,6 @@ def test_derivatives_of_every_order_and_mode(device, form, reverse, given):
     assert torch.autograd.gradgradcheck(function, inputs, check_fwd_over_rev=True, fast_mode=True)
 
 
-@every_scan
-def test_vmap(device, name):
-    values, offsets = make(device)
-    several = torch.stack([values, 0.5 * values], dim=1)
-    actual = torch.vmap(lambda x: SCANS[name](x, offsets), in_dims=1)(several)
-    torch.testing.assert_close(actual[1], SCANS[name](0.5 * values, offsets))
-    assert torch.vmap(lambda x: SCANS[name](x, offsets))(values[None][:0]).shape == (0, *values.shape)
-    with pytest.raises(NotImplementedError, match="mapped over ray_offsets"):
-        torch.vmap(scan, in_dims=(None, None, 0, None))(values, None, offsets.expand(2, -1), 0)
-
-
-def test_opcheck(device):
-    _library.ensure_loaded(device.type)
-    values, offsets = make(device, counts=[0, 3, 34])
-    for inputs in ((values, None), (None, values), (values.requires_grad_(), values.detach())):
-        torch.library.opcheck(torch.ops.voxelfield.scan_along_rays.default, (*inputs, offsets, 1, False))
-
-
-def test_compiled():
-    values, offsets = make("cpu", dtype=torch.float32)
-    values.requires_grad_()
-
-    def loss(values):
-        return (ops.exclusive_prod(values, offsets) * ops.inclusive_sum(values, offsets)).sum()
-
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    (actual,) = torch.autograd.grad(compiled(values), values)
-    (expected,) = torch.autograd.grad(loss(values), values)
-    torch.testing.assert_close(actual, expected)
-
-
-def test_wrong_arguments_are_named():
-    values, offsets = make("cpu")
-    for wrong, error, message in (
-        ((values[..., None], offsets), ValueError, "values must have shape"),
-        ((values.int(), offsets), TypeError, "values must be float32"),
-        ((values, offsets.float()), TypeError, "ray_offsets must be int64 or int32, got float32"),
-        ((values, offsets + 9), ValueError, r"ray_offsets must lie in 0\.\.134"),
-        ((values.tolist(), offsets), TypeError, r"values must be a torch\.Tensor, got list"),
-    ):
-        with pytest.raises(error, match=message):
-            ops.inclusive_sum(*wrong)
-
-
 # --- offsets and indices
 
 
@@ -163,27 +104,3 @@ def test_rows_of_no_ray_belong_to_the_last_one(device):
     offsets = torch.tensor([0, 2, 3], device=device)
     assert ops.ray_index_from_offsets(offsets, 6).tolist() == [0, 0, 1, 1, 1, 1]
     assert ops.ray_index_from_offsets(offsets[:1], 2).tolist() == [0, 0]
-
-
-@pytest.mark.parametrize(
-    ("index", "rays", "message"),
-    [
-        ([0, 1, 2], 2, r"ray_index must lie in 0\.\.1, as there are 2 rays, got 0\.\.2"),
-        ([0, 2, 1], 3, "ray_index must not decrease"),
-        ([0], -1, "rays must be a number of rays, at least 0, got -1"),
-        ([[0]], 1, r"ray_index must have shape \(M\)"),
-        ([0.5], 1, "ray_index must be int64 or int32, got float32"),
-        ([0], True, "rays must be an int, got bool"),
-    ],
-)
-def test_wrong_indices_are_named(index, rays, message):
-    for function in (ops.pack_info, ops.offsets_from_ray_index):
-        with pytest.raises((TypeError, ValueError), match=message):
-            function(torch.tensor(index), rays)
-
-
-def test_wrong_offsets_are_named():
-    with pytest.raises(ValueError, match=r"ray_offsets must lie in 0\.\.4, as samples has rows, got 0\.\.5"):
-        ops.ray_index_from_offsets(torch.tensor([0, 5]), 4)
-    with pytest.raises(TypeError, match="samples must be an int, got float"):
-        ops.ray_index_from_offsets(torch.tensor([0, 5]), 5.0)

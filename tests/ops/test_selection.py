@@ -8,12 +8,10 @@ import math
 import pytest
 import reference
 import torch
-from op_testing import LAYOUTS, never_synchronising, threads
+from op_testing import never_synchronising
 
-from voxelfield import _library
 from voxelfield.ops import ray_weights, select_samples
 
-SAMPLES = ("density", "positions", "t", "dt")
 LIMITS = {"min_transmittance": 0.05, "min_weight": 0.01}
 # None, one, and on either side of multiples of 8 and 32, the samples that a group of threads takes at once.
 COUNTS = [0, 1, 33, 100, 0, 31, 32, 64, 65, 7, 8, 9, 0]
@@ -36,16 +34,15 @@ def make(device, counts=COUNTS, spare=0, thickness=0.1):
 def by_reference(inputs, min_transmittance, min_weight):
     """The kept samples in float64: positions, t, dt, ray_index, ray_offsets. Fails where it is a close call."""
     inputs = {name: x.cpu() for name, x in inputs.items()}
-    used = int(inputs["ray_offsets"][-1])
-    density, t, dt = (inputs[name][:used].double() for name in ("density", "t", "dt"))
-    *_, weights = reference.composite(density, torch.zeros(used, 3), t, dt, inputs["ray_offsets"], min_transmittance)
+    exact = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
+    weights, _ = reference.ray_light(
+        torch.exp(-exact["density"] * exact["dt"]), exact["ray_offsets"], min_transmittance
+    )
     assert ((weights - min_weight).abs() > 1e-7).all()
-    kept = weights > min_weight
-    rays = len(inputs["ray_offsets"]) - 1
-    ray_index = torch.repeat_interleave(torch.arange(rays), inputs["ray_offsets"].diff())[kept]
-    counts = torch.bincount(ray_index, minlength=rays) if rays else torch.zeros(0, dtype=torch.int64)
-    ray_offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-    return *(inputs[name][:used][kept] for name in ("positions", "t", "dt")), ray_index, ray_offsets
+    *samples, ray_index, ray_offsets, _ = reference.select(
+        **exact, min_transmittance=min_transmittance, min_weight=min_weight
+    )
+    return *(x.float() for x in samples), ray_index, ray_offsets
 
 
 def assert_truncated(actual, expected, capacity):
@@ -128,24 +125,6 @@ def test_the_density_needs_no_gradient(device):
     assert not any(x.requires_grad for x in select_samples(**inputs))
 
 
-@pytest.mark.parametrize(("name", "layout"), [*itertools.product(SAMPLES, LAYOUTS), ("ray_offsets", "every other row")])
-def test_any_memory_layout(device, name, layout):
-    inputs = make(device)
-    expected = select_samples(**inputs, **LIMITS)
-    for a, e in zip(select_samples(**{**inputs, name: LAYOUTS[layout](inputs[name])}, **LIMITS), expected, strict=True):
-        assert torch.equal(a, e)
-
-
-def test_any_number_of_threads_gives_the_same_bits():
-    inputs = make("cpu", counts=[7] * 1000)
-    results = []
-    for count in (1, 2):
-        with threads(count):
-            results.append(select_samples(**inputs, **LIMITS))
-    for one, two in zip(*results, strict=True):
-        assert torch.equal(one, two)
-
-
 @pytest.mark.cuda
 def test_a_captured_selection_follows_its_inputs():
     inputs = make("cuda", counts=[20] * 400, spare=100)
@@ -172,65 +151,3 @@ def test_a_selection_into_a_capacity_never_synchronises():
     select_samples(**inputs, capacity=100)  # loads the extension
     with never_synchronising():
         select_samples(**inputs, capacity=100)
-
-
-# --- errors and registration
-
-
-WRONG = {
-    "dimensions": (lambda x: x[..., None], ValueError, r"{} must have shape \("),
-    "size": (lambda x: torch.cat([x, x]), ValueError, r"{} must have shape \("),
-    "double": (lambda x: x.double(), TypeError, "{} must be .*got float64"),
-    "list": (lambda x: x.tolist(), TypeError, r"{} must be a torch\.Tensor, got list"),
-    "device": (lambda x: x.to("meta"), ValueError, "{} must be on the device of density"),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [(n, k) for n in (*SAMPLES, "ray_offsets") for k in WRONG if (n, k) != ("ray_offsets", "size")],
-)
-def test_wrong_arguments_are_named(name, kind):
-    change, error, message = WRONG[kind]
-    inputs = make("cpu", counts=[2, 3])
-    inputs[name] = change(inputs[name])
-    # density sets the number of samples and the device.
-    blamed = "positions" if name == "density" and kind in ("size", "device") else name
-    with pytest.raises(error, match=message.format(blamed)):
-        select_samples(**inputs)
-
-
-@pytest.mark.parametrize("name", ["min_weight", "min_transmittance"])
-@pytest.mark.parametrize("value", [-1e-9, 1.001, math.nan])
-def test_limits_must_be_fractions(name, value):
-    with pytest.raises(ValueError, match=rf"{name} must lie in \[0, 1\], got"):
-        select_samples(**make("cpu", counts=[2]), **{name: value})
-
-
-def test_offsets_have_at_least_one_entry():
-    inputs = make("cpu", counts=[])
-    with pytest.raises(ValueError, match="ray_offsets must have R \\+ 1 entries"):
-        select_samples(**{**inputs, "ray_offsets": torch.zeros(0, dtype=torch.int64)})
-
-
-@pytest.mark.parametrize(("capacity", "error"), [(-1, ValueError), (2.0, TypeError)])
-def test_capacity_must_be_a_number_of_rows(capacity, error):
-    with pytest.raises(error, match="capacity must be"):
-        select_samples(**make("cpu", counts=[2]), capacity=capacity)
-
-
-@pytest.mark.parametrize("counts", [[0, 1, 33], []], ids=str)
-def test_opcheck(device, counts):
-    _library.ensure_loaded(device.type)
-    density, positions, t, dt, ray_offsets = make(device, counts).values()
-    ops = torch.ops.voxelfield
-    judge = (density, dt, ray_offsets, 1e-3, 1e-3)
-    # The test left out compares values, of which the unused ones are anything.
-    torch.library.opcheck(
-        ops.count_visible_samples.default,
-        judge,
-        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
-    )
-    counted = ops.count_visible_samples(*judge)
-    pack = (positions, t, dt, ray_offsets, *counted, int(counted[2].sum()))
-    torch.library.opcheck(ops.pack_visible_samples.default, pack)

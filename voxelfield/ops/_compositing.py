@@ -38,9 +38,8 @@ def int64_offsets(ray_offsets: Any, name: str, values: Any) -> Any:
     That is for Python to look at, because kernels do not wait for the values. All else is left to the kernels, which
     know ``values`` as density.
     """
-    if not isinstance(values, Tensor):
-        check_dense(name, values)
-    if isinstance(ray_offsets, Tensor) and ray_offsets.ndim == values.ndim == 1:
+    check_dense(name, values)
+    if isinstance(ray_offsets, Tensor) and ray_offsets.layout is torch.strided and ray_offsets.ndim == values.ndim == 1:
         if ray_offsets.dtype is torch.int32:
             ray_offsets = ray_offsets.long()
         if ray_offsets.dtype is torch.int64:

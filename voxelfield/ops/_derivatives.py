@@ -109,8 +109,9 @@ class StencilFunction(OpFunction):
         become more points of the same source. Otherwise the calls become elements of the batch.
         """
         stencil, given, dims = inputs[-1], cls.named(inputs), cls.named(in_dims)
+        of_one = given.points.shape if dims.points is None else given.points.movedim(dims.points, 0).shape[1:]
         # Whether the mapped calls have a batch dimension themselves.
-        batched = stencil.batched(given.points.dim() - (dims.points is not None))
+        batched = stencil.batched(len(of_one))
         shared = bool(given.sources) and stencil.shareable and all(dim is None for dim in dims.sources)
         merges = shared or batched
         of_points = int(shared and batched)
@@ -138,7 +139,7 @@ class StencilFunction(OpFunction):
         axis = {Gather: of_values, Splat: 0, PointGradient: of_points}[cls]
 
         def unfold(x: Tensor) -> Tensor:
-            return x.unflatten(axis, (size, x.shape[axis] // size)) if merges else x
+            return x.unflatten(axis, (size, of_one[of_points])) if merges else x
 
         if isinstance(result, Tensor):
             return unfold(result), axis
