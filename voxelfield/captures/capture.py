@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from voxelfield.datasets.images import Size, image_size
+from voxelfield.datasets.images import Size, image_sizes
 from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.measures import SHARPNESS_SIZE, grey, sharpness, sky_share, transparency
 from voxelfield.datasets.scene import Split
@@ -112,7 +112,7 @@ def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, mo
     names = [printable(split.names[index]) for _, split, index in views]
     if len(set(names)) < len(names):
         names = [f"{split}/{name}" for (split, _, _), name in zip(views, names, strict=True)]
-    sizes = [image_size(path) for split in splits for path in split.paths or ()]
+    sizes = image_sizes([path for split in splits for path in split.paths or ()])
     scale = torch.tensor(sizes, dtype=torch.float64) / torch.cat([split.cameras.all_sizes() for split in splits])
     intrinsics = torch.cat([split.cameras.intrinsics for split in splits]).double()
     images = [Image.fromarray(split.image(index).numpy()) for _, split, index in views]
