@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import shutil
 import sys
 import unicodedata
@@ -591,6 +592,16 @@ def test_masks_and_shrunk_images_may_have_names_in_the_other_form_of_unicode(tmp
     train = voxelfield.load_scene(tmp_path / "mine", downscale=2).train
     assert train.masks is not None
     assert bool((train.images[..., 0] == 255).all())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="has no names that are not UTF-8")
+def test_names_that_are_not_utf_8_become_text(tmp_path, split):
+    """Results are named after the views, and are written after training."""
+    write_llff(tmp_path / "mine", split)
+    images = tmp_path / "mine" / "images"
+    next(images.iterdir()).rename(images / os.fsdecode(b"caf\xe9.png"))
+    scene = voxelfield.load_scene(tmp_path / "mine", splits=None)
+    assert r"caf\xe9" in [name for each in scene.splits.values() for name in each.names]
 
 
 def test_cameras_may_be_far_from_the_origin_but_not_from_one_another(tmp_path, split):

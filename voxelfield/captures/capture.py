@@ -109,7 +109,7 @@ def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, mo
     scene = load_scene(folder, splits=None, image_size=SHARPNESS_SIZE, missing_images="skip", aabb=aabb, model=model)
     splits = scene.splits.values()
     views = [(name, split, index) for name, split in scene.splits.items() for index in range(len(split))]
-    names = [printable(split.names[index]) for _, split, index in views]
+    names = [split.names[index] for _, split, index in views]
     if len(set(names)) < len(names):
         names = [f"{split}/{name}" for (split, _, _), name in zip(views, names, strict=True)]
     sizes = image_sizes([path for split in splits for path in split.paths or ()])

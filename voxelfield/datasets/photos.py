@@ -29,6 +29,7 @@ from voxelfield.datasets.images import (
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.poses import FARTHEST, OPENCV_AXES, check_poses, scale_of
 from voxelfield.datasets.scene import Split
+from voxelfield.messages import printable
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens, join_lenses
 
@@ -170,7 +171,7 @@ def read_split(name: str, photos: Sequence[Photo], options: LoadOptions) -> Spli
     files = [photo.mask for photo in photos]
     masks = read_masks(files, sizes, read, local_slice) if any(files) else None
     extras = _times(photos) | (_depths(photos, sizes, read, local_slice) if options.depth else {})
-    names = [path.stem for path in whole]
+    names = [printable(path.stem) for path in whole]
     if len(set(names)) < len(names):  # two images have one name, or are one
         names = [f"{index}_{name}" for index, name in enumerate(names)]
     entries: dict[str, Sequence[Any]] = {"mask_path": files, "time": [p.time for p in photos]}
