@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import shutil
 import sys
+import unicodedata
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +23,7 @@ from PIL import Image
 from raw_png import raw_png
 
 import voxelfield
+from voxelfield.captures.capture import read_capture
 from voxelfield.datasets import images
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.lenses import CAMERA_MODELS
@@ -504,11 +508,12 @@ def test_masks_of_shrunk_images_that_stand_alone_have_their_size(tmp_path, split
 
 
 @pytest.mark.parametrize("write", [write_nerfstudio, write_nsvf])
-def test_masks_that_nothing_names_are_named(tmp_path, split, caplog, write):
+@pytest.mark.parametrize("folder", ["masks", "Images_Mask"])
+def test_masks_that_nothing_names_are_named(tmp_path, split, caplog, write, folder):
     write(tmp_path / "mine", split)
-    write_masks(tmp_path / "mine" / "masks", {"a.png": some_masks()["view_04"]})
+    write_masks(tmp_path / "mine" / folder, {"a.png": some_masks()["view_04"]})
     assert voxelfield.load_scene(tmp_path / "mine").train.masks is None
-    assert "masks: masks in this folder are not used, because " in caplog.text
+    assert f"{folder}: masks in this folder are not used, because " in caplog.text
 
 
 def test_masks_have_the_size_of_the_whole_images(tmp_path, split):
@@ -543,19 +548,89 @@ def test_masks_beside_images_are_used_and_are_no_photographs(tmp_path, split, na
         assert torch.equal(found, torch.from_numpy(some_masks().get(view, np.full(found.shape, 255)) > 0))
 
 
-@pytest.mark.parametrize("name", ["nerfstudio", "LLFF"])
-def test_the_alpha_of_a_mask_without_black_counts(tmp_path, split, name):
-    write, mask = MASKED[name]
-    for folder in ("grey", "alpha"):
+def with_alpha(color: str, mask: Image.Image) -> Image.Image:
+    clear = Image.new("RGBA", mask.size, color)
+    clear.putalpha(mask)
+    return clear
+
+
+MASKS = {
+    "white with alpha": lambda mask: with_alpha("white", mask),
+    "black with alpha": lambda mask: with_alpha("black", mask),
+    "16 bits": lambda mask: Image.fromarray(np.asarray(mask).astype(np.uint16)),
+    "dark blue": lambda mask: Image.merge(
+        "RGB", [Image.new("L", mask.size)] * 2 + [mask.point(lambda value: value and 3)]
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_masks_may_be_in_any_channel(tmp_path, split, kind):
+    """Where no colour is black, or all are, the mask is the alpha channel."""
+    write, mask = MASKED["nerfstudio"]
+    for folder in ("grey", "other"):
         write(tmp_path / folder, split)
         mask(tmp_path / folder, some_masks())
-    for path in (tmp_path / "alpha" / "masks").iterdir():
-        clear = Image.new("RGBA", Image.open(path).size, "white")
-        clear.putalpha(Image.open(path))
-        clear.save(path)
-    grey, alpha = (voxelfield.load_scene(tmp_path / folder).train.masks for folder in ("grey", "alpha"))
+    for path in (tmp_path / "other" / "masks").iterdir():
+        MASKS[kind](Image.open(path).convert("L")).save(path)
+    grey, other = (voxelfield.load_scene(tmp_path / folder).train.masks for folder in ("grey", "other"))
     assert not grey.all()
-    assert torch.equal(grey, alpha)
+    assert torch.equal(grey, other)
+
+
+def test_masks_and_shrunk_images_may_have_names_in_the_other_form_of_unicode(tmp_path, split):
+    write_nerfstudio(tmp_path / "mine", split)
+    (tmp_path / "mine" / "images_2").mkdir()
+    composed, parted = (unicodedata.normalize(form, "\u00e9") for form in ("NFC", "NFD"))
+    for path in list((tmp_path / "mine" / "images").iterdir()):
+        renamed = path.rename(path.with_stem(path.stem + composed))
+        Image.new("L", Image.open(renamed).size, 255).save(path.with_stem(f"{path.stem}{parted}_mask"))
+        shrunk = Image.new("RGB", (50, 50), "red")
+        shrunk.save(tmp_path / "mine" / "images_2" / f"{path.stem}{parted}.png")
+    rename = in_json(lambda c: [f.update(file_path=f["file_path"][:-4] + composed) for f in c["frames"]], "")
+    rename[1](tmp_path / "mine")
+    train = voxelfield.load_scene(tmp_path / "mine", downscale=2).train
+    assert train.masks is not None
+    assert bool((train.images[..., 0] == 255).all())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="has no names that are not UTF-8")
+def test_names_that_are_not_utf_8_become_text(tmp_path, split):
+    """Results are named after the views, and are written after training."""
+    write_llff(tmp_path / "mine", split)
+    images = tmp_path / "mine" / "images"
+    next(images.iterdir()).rename(images / os.fsdecode(b"caf\xe9.png"))
+    scene = voxelfield.load_scene(tmp_path / "mine", splits=None)
+    assert r"caf\xe9" in [name for each in scene.splits.values() for name in each.names]
+
+
+def test_cameras_may_be_far_from_the_origin_but_not_from_one_another(tmp_path, split):
+    """A northing in metres is above a million, and so are coordinates from the middle of the earth."""
+    northing = torch.tensor([530000.0, 5400000.0, 40.0], dtype=torch.float64)
+
+    def shift(content: dict) -> None:
+        for frame in content["frames"]:
+            for row, offset in zip(frame["transform_matrix"], northing.tolist(), strict=False):
+                row[3] += offset
+
+    write_nerfstudio(tmp_path / "near", split)
+    write_nerfstudio(tmp_path / "far", split)
+    in_json(shift, "")[1](tmp_path / "far")
+    near, far = (voxelfield.load_scene(tmp_path / name) for name in ("near", "far"))
+    moved = far.train.cameras.c2w[:, :3, 3] + torch.tensor(far.origin, dtype=torch.float64) - northing
+    torch.testing.assert_close(moved, near.train.cameras.c2w[:, :3, 3].double(), rtol=0, atol=1e-5)
+
+
+def test_panoramas_are_read_without_a_warning_of_pillow(tmp_path, split, monkeypatch):
+    write_nerfstudio(tmp_path / "mine", split)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 6000)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        voxelfield.load_scene(tmp_path / "mine")
+        read_capture(tmp_path / "mine")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4000)
+    with pytest.raises(ValueError, match="exceeds limit of 8000 pixels: shrink the file itself"):
+        voxelfield.load_scene(tmp_path / "mine")
 
 
 @pytest.mark.parametrize("write", [write_nerfstudio, write_nsvf])
@@ -787,7 +862,7 @@ BAD = {
     ),
     "camera at 1e30": in_json(
         lambda c: c["frames"][0]["transform_matrix"][1].__setitem__(3, 1e30),
-        r"must lie within 1e[+]06 world units of the origin \(shift and scale the scene\)",
+        r"must lie within 1e[+]06 world units of the other cameras \(shift and scale the scene\)",
     ),
     "pose with another last row": in_json(
         lambda c: c["frames"][0]["transform_matrix"].__setitem__(3, [0, 0, 0, 2]),
@@ -803,6 +878,14 @@ BAD = {
     "focal length too large for float32": in_json(
         lambda c: c.update(fl_x=1e200),
         "focal lengths must be finite and at least 0.001 pixels, and the principal point within",
+    ),
+    "focal length near zero": in_json(
+        lambda c: c.update(fl_x=1e-9),
+        r"focal lengths must be finite and at least 0.001 pixels, .* got \[1e-09, .*\] as fl_x, fl_y, cx, cy$",
+    ),
+    "field of view near zero": in_json(
+        lambda c: [c.pop("fl_x", None), c.update(camera_angle_x=1e-320)],
+        "'camera_angle_x' must be radians between 0 and pi, got 1e-320$",
     ),
     "deep JSON": (
         write_nerfstudio,

@@ -199,6 +199,24 @@ def test_names_may_be_relative_to_the_folder_around_the_images(tmp_path, caplog)
     assert "7 of 8 photographs in" in caplog.text
 
 
+def test_names_may_have_another_suffix_or_case(tmp_path, caplog):
+    write_images(tmp_path / "images", [f"{name[:3]}.PNG" for name in NAMES])
+    write_model(tmp_path / "sparse" / "0", [f"{name[:3]}.jpg" for name in NAMES])
+    assert reds(tmp_path) == [10 * index for index in range(8)]
+    assert "missing" not in caplog.text
+
+
+def test_points_are_near_cameras_that_are_far_from_the_origin(tmp_path, caplog):
+    write_images(tmp_path / "images")
+    write_model(tmp_path / "sparse" / "0", binary=True)
+    model = pycolmap.Reconstruction(tmp_path / "sparse" / "0")
+    model.transform(pycolmap.Sim3d(1.0, pycolmap.Rotation3d(), np.array([530000.0, 5400000.0, 40.0])))
+    model.write_binary(tmp_path / "sparse" / "0")
+    points = voxelfield.load_scene(tmp_path, holdout=0).points
+    assert len(points) == 30
+    assert float(points.abs().max()) < 100
+
+
 def test_names_that_leave_the_folder_are_refused(tmp_path):
     write_images(tmp_path / "images")
     for name in ("../a.png", "..\\a.png", "/etc/a.png"):
@@ -234,7 +252,7 @@ def test_points_that_cannot_lie_in_a_scene_are_left_out(tmp_path, caplog):
     assert bool(scene.aabb.isfinite().all())
 
 
-@pytest.mark.parametrize("naming", ["{name}.png", "{stem}.png", "{name}", "{stem}_mask.png"])
+@pytest.mark.parametrize("naming", ["{name}.png", "{stem}.png", "{name}", "{stem}_mask.png", "{stem}.mask.PNG"])
 @pytest.mark.parametrize("around", ["", "dense/"])
 def test_masks_are_named_after_their_images(tmp_path, naming, around):
     names = [f"left/{index}.jpg" for index in range(3)]

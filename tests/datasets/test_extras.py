@@ -60,7 +60,7 @@ def test_times_follow_their_views_when_some_are_held_out(tmp_path):
 @pytest.mark.parametrize(
     ("frames", "message"),
     [
-        ([{"time": 0.5}, {}], r"images/1\.png: must have a time, as 1 of 2 images of its split have$"),
+        ([{"time": 0.5}, {}], r"images/1\.png: must have a time, as 1 of 2 images of its split have, got none$"),
         ([{"time": "noon"}], r"transforms\.json: 'time' must be a finite number, got 'noon'$"),
         ([{"depth_file_path": 3}], r"transforms\.json: 'depth_file_path' of frame 0 must be a path, got 3$"),
         ([{"depth_unit_scale_factor": 0}], r"transforms\.json: 'depth_unit_scale_factor' must be above 0, got 0$"),
@@ -69,6 +69,12 @@ def test_times_follow_their_views_when_some_are_held_out(tmp_path):
 def test_wrong_values_are_named(tmp_path, frames, message):
     with pytest.raises(ValueError, match=message):
         load_scene(write(tmp_path, frames), holdout=0)
+
+
+@pytest.mark.parametrize(("start", "merged"), [(0.0, 0), (1.7e9, 1)])
+def test_times_that_float32_cannot_tell_apart_are_named(tmp_path, caplog, start, merged):
+    load_scene(write(tmp_path, [{"time": start}, {"time": start + 1}]), holdout=0)
+    assert caplog.text.count("1 different times are equal to others in float32, as 1.7e+09 is so large") == merged
 
 
 @pytest.mark.parametrize("meta", [{}, {"depth_unit_scale_factor": 0.01}], ids=["millimetres", "given"])

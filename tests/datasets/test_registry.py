@@ -108,8 +108,15 @@ def test_photographs_and_videos_without_poses_are_sent_to_the_command_that_finds
     with pytest.raises(FileNotFoundError) as caught:
         scene_in(photographs.parent)
     assert "process" not in str(caught.value)
+    with pytest.raises(FileNotFoundError, match=r"walk\.MP4 -o SCENE` finds the poses"):
+        scene_in(tmp_path)
     Image.new("RGB", (8, 8)).save(photographs / "a.jpg")
-    for folder, source in ((photographs, photographs), (photographs.parent, photographs), (video, video)):
+    for folder, source in (
+        (photographs, photographs),
+        (photographs.parent, photographs),
+        (tmp_path, photographs),
+        (video, video),
+    ):
         with pytest.raises(FileNotFoundError) as caught:
             scene_in(folder)
         assert f"; `voxelfield process {shlex.quote(str(source))} -o SCENE` finds the poses" in str(caught.value)

@@ -150,6 +150,14 @@ def test_half_of_a_rolling_shutter_is_named(tmp_path, caplog, keys):
     assert f"these keys have no effect: '{key}'" in caplog.text
 
 
+@pytest.mark.parametrize(("of_frame", "key"), [(True, "train_filenames"), (False, "mask_path")])
+def test_keys_at_the_wrong_level_are_named(tmp_path, caplog, of_frame, key):
+    holders = [{}, {}]
+    holders[of_frame][key] = "masks/a.png"
+    load_scene(write(tmp_path, holders[True], **FOCAL, **holders[False]), holdout=0)
+    assert f"these keys have no effect: '{key}' ('masks/a.png')" in caplog.text
+
+
 def test_velocities_of_a_rolling_shutter(tmp_path):
     velocity = {"camera_angular_velocity": [0.5, 0, -1], "camera_linear_velocity": [0, 2, 0]}
     folder = write(tmp_path, velocity, rolling_shutter_time=0.1, **FOCAL)

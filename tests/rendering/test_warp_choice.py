@@ -24,6 +24,7 @@ from voxelfield.settings import RunConfig, SceneConfig, parse
 from voxelfield.warps.choice import (
     NotForwardError,
     WarpConfig,
+    box_of_cameras,
     choose_warp,
     ndc_box_of_cameras,
     nested_boxes_of_cameras,
@@ -295,6 +296,19 @@ def test_photographs_from_all_sides_get_the_trainer_for_their_number(capture, mo
     folder = capture(array_of_cameras(turn=50))
     settings = settings_of_run(monkeypatch, tmp_path / "run", f"scene={folder}")
     assert settings.trainer == preset("trainer=few_photographs", name="train").trainer
+
+
+@pytest.mark.parametrize("unit", [1000.0, 1.0, 0.001])
+def test_the_boxes_of_a_room_have_its_unit(unit):
+    """Cameras that look outwards see no common point; cameras in one place tell no length."""
+    room = turned_about(circle(8, 1.0))
+    room[:, :3, 3] *= unit
+    torch.testing.assert_close(box_of_cameras(room), unit * box_of_cameras(turned_about(circle(8, 1.0))))
+    assert nested_boxes_of_cameras(room).near == pytest.approx(
+        unit * nested_boxes_of_cameras(turned_about(circle(8, 1.0))).near
+    )
+    room[:, :3, 3] = 7.1
+    torch.testing.assert_close(box_of_cameras(room).diff(dim=0), torch.full((1, 3), 2.0, dtype=torch.float64))
 
 
 def test_points_say_where_the_subject_is():

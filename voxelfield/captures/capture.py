@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from voxelfield.datasets.images import Size, image_size
+from voxelfield.datasets.images import Size, image_sizes
 from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.measures import SHARPNESS_SIZE, grey, sharpness, sky_share, transparency
 from voxelfield.datasets.scene import Split
@@ -109,10 +109,10 @@ def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, mo
     scene = load_scene(folder, splits=None, image_size=SHARPNESS_SIZE, missing_images="skip", aabb=aabb, model=model)
     splits = scene.splits.values()
     views = [(name, split, index) for name, split in scene.splits.items() for index in range(len(split))]
-    names = [printable(split.names[index]) for _, split, index in views]
+    names = [split.names[index] for _, split, index in views]
     if len(set(names)) < len(names):
         names = [f"{split}/{name}" for (split, _, _), name in zip(views, names, strict=True)]
-    sizes = [image_size(path) for split in splits for path in split.paths or ()]
+    sizes = image_sizes([path for split in splits for path in split.paths or ()])
     scale = torch.tensor(sizes, dtype=torch.float64) / torch.cat([split.cameras.all_sizes() for split in splits])
     intrinsics = torch.cat([split.cameras.intrinsics for split in splits]).double()
     images = [Image.fromarray(split.image(index).numpy()) for _, split, index in views]

@@ -186,7 +186,7 @@ def scene_of_photos(
         chosen = dict(zip(chosen, some, strict=True))
     splits = {name: read_split(name, each, options) for name, each in chosen.items()}
     if not any(photo.mask is not None or photo.alpha is not None for photo in photos):
-        for masks in (folder / "masks", folder / "mask"):
+        for masks in sorted(path for path in folder.iterdir() if "mask" in path.name.lower()):
             if masks.is_dir():
                 logger.warning("%s: masks in this folder are not used, because %s names none of them", masks, source)
     poses = viewing_poses(torch.stack([photo.c2w for photo in photos]), join_lenses([photo.lens for photo in photos]))

@@ -124,5 +124,6 @@ def _pose(name: str, values: object, origin: Sequence[float] | None) -> Tensor:
     if len(numbers) != 16 or not all(map(math.isfinite, numbers)):
         raise ValueError(f"{name} must be 16 finite numbers, row by row, got {shown(values)}")
     matrix = torch.tensor(numbers, dtype=torch.float64).view(4, 4)
+    matrix = moved(matrix, origin, -1)
     check_poses(lambda _: name, matrix[None])
-    return moved(matrix, origin, -1).float()
+    return matrix.float()

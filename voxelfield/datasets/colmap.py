@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from voxelfield.datasets.assembly import load_capture
-from voxelfield.datasets.image_paths import mask_path, on_disk
+from voxelfield.datasets.image_paths import find_images, on_disk
+from voxelfield.datasets.images import masks_within
 from voxelfield.datasets.lenses import CAMERA_MODELS, photo_lens
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, scaled, with_shrunk_images
@@ -62,16 +63,21 @@ def load_colmap(folder: Path, options: LoadOptions) -> Scene:
     posed = [image for image in model.images.values() if image.has_pose]
     if not posed:
         raise ValueError(f"{source}: the model must have images with poses, got none of {len(model.images)}")
-    paths = _image_paths(images, [_name(source, image) for image in posed])
-    masks = images.with_name("masks")
-    photos = []
-    for path, image in zip(paths, posed, strict=True):
-        relative = path.relative_to(images if path.is_relative_to(images) else images.parent)
-        mask = mask_path(masks, relative) if masks.is_dir() else None
-        photos.append(_photo(source, path, mask, image, model.cameras[image.camera_id]))
+    names = [_name(source, image) for image in posed]
+    # Names such as images/a.jpg are relative to the folder around that of the images.
+    folders = (base for base in (images, images.parent) if any(on_disk(base / name).is_file() for name in names))
+    found = find_images(source, names, "NAME", next(folders, images))
+    paths = [found[name] for name in names]
+    roots = [images if path.is_relative_to(images) else images.parent for path in paths]
+    relative = [path.relative_to(root) for path, root in zip(paths, roots, strict=True)]
+    masks = masks_within(images.with_name("masks"), relative)
+    photos = [
+        _photo(source, path, mask, image, model.cameras[image.camera_id])
+        for path, mask, image in zip(paths, masks, posed, strict=True)
+    ]
     if options.depth:
         photos = _with_observations(source, photos, posed, model)
-    photos, points = with_shrunk_images(photos, images, options.downscale), _points(source, model)
+    photos, points = with_shrunk_images(photos, images, options.downscale), _points(source, model, photos)
     return load_capture(folder, source, photos, options, points=points, images=images)
 
 
@@ -139,7 +145,7 @@ def _count_posed_images(folder: Path) -> int:
 
 
 def _names_in_text(folder: Path) -> dict[int, bytes]:
-    """Returns the names of a text model's images by their numbers, with the spaces at which pycolmap ends a name."""
+    """Returns the names of a text model's images by their numbers, with the white space at which pycolmap ends one."""
     names = {}
     with (folder / "images.txt").open("rb") as file:
         for line in file:
@@ -166,22 +172,9 @@ def _read_model(source: Path) -> Any:
         raise ValueError(f"{source}: not a COLMAP model ({reason_of(error)})") from error
     if not is_binary:
         for number, name in _names_in_text(source).items():
-            if b" " in name and number in model.images:
+            if len(name.split()) > 1 and number in model.images:
                 model.images[number].name = name
     return model
-
-
-def _image_paths(images: Path, names: Sequence[str]) -> list[Path]:
-    """Returns the files of a model's images, by their names in the model, whether or not they exist.
-
-    They are looked for in the folder ``images``, then in the folder around it, to which names such as ``images/a.jpg``
-    are relative. Backslashes may separate folders.
-    """
-    folders = (images, images.parent)
-    exist = [any((base / name).is_file() for base in folders) for name in names]
-    names = [name if exists else name.replace("\\", "/") for name, exists in zip(names, exist, strict=True)]
-    base = next((base for base in folders if any(on_disk(base / name).is_file() for name in names)), images)
-    return [on_disk(base / name) for name in names]
 
 
 def _name(source: Path, image: Any) -> str:
@@ -214,7 +207,7 @@ def _photo(source: Path, path: Path, mask: Path | None, image: Any, camera: Any)
     name = f"{source}: pose of {image.name}"
     # A short one becomes the identity, or nearly. Longer ones give no rotation, which load_capture refuses.
     quaternion = image.cam_from_world().rotation.quat
-    if np.linalg.norm(quaternion) < 0.5:
+    if math.hypot(*quaternion) < 0.5:
         raise ValueError(f"{name} must have a unit quaternion, got {quaternion.tolist()}")
     c2w = turned_about(torch.linalg.inv(w2c))
     size = width, height = camera.width, camera.height
@@ -256,14 +249,15 @@ def _with_observations(source: Path, photos: list[Photo], posed: list[Any], mode
     return found
 
 
-def _points(source: Path, model: Any) -> torch.Tensor:
+def _points(source: Path, model: Any, photos: Sequence[Photo]) -> torch.Tensor:
     """Returns the positions of those points that can lie in a scene, with a warning about the others."""
     positions = np.array([point.xyz for point in model.points3D.values()], dtype=np.float64).reshape(-1, 3)
-    usable = (np.abs(positions) <= FARTHEST).all(axis=1)  # False for NaN
+    middle = torch.stack([photo.c2w[:3, 3] for photo in photos]).median(dim=0).values.numpy()
+    usable = (np.abs(positions - middle) <= FARTHEST).all(axis=1)  # False for NaN
     if not usable.all():
         first = int(np.flatnonzero(~usable)[0])
         logger.warning(
-            "%s: %d of %d points are left out, because they are not within %g world units of the origin, the first at "
+            "%s: %d of %d points are left out, because they are not within %g world units of the cameras, the first at "
             "%s",
             *(source, int((~usable).sum()), len(positions), FARTHEST, positions[first].tolist()),
         )

@@ -29,12 +29,12 @@ _DRIVE = re.compile("[A-Za-z]:")
 _SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]{1,4}")
 
 
-def find_images(file: Path, names: Iterable[str], key: str) -> dict[str, Path]:
+def find_images(file: Path, names: Iterable[str], key: str, folder: Path | None = None) -> dict[str, Path]:
     """Returns the path of each image that a file names.
 
-    A name is a path relative to the scene's folder. If there is no such file, it is looked for by the last parts of the
-    name (as many as possible), with any suffix and in upper or lower case; if several names would then mean the same
-    file, none of them does. ``key`` is that of the names in the file, for messages.
+    A name is a path relative to a folder, by default that of the file. If there is no such file, it is looked for by
+    the last parts of the name (as many as possible), with any suffix and in upper or lower case; if several names would
+    then mean the same file, none of them does. ``key`` is that of the names in the file, for messages.
 
     Returns:
         The paths by name, all within the folder; if a file is not found, its path does not exist.
@@ -43,8 +43,9 @@ def find_images(file: Path, names: Iterable[str], key: str) -> dict[str, Path]:
         ValueError: A name is not a valid path; or names lead out of the folder, and no file within it resembles one of
             them.
     """
-    folder, names = file.parent, list(dict.fromkeys(names))
-    found = {name: path for name in names if (path := _existing(folder, _inside(file, name, key))) is not None}
+    folder, names = folder or file.parent, list(dict.fromkeys(names))
+    inside = {name: _inside(file, folder, name, key) for name in names}
+    found = {name: path for name in names if (path := _existing(folder, inside[name])) is not None}
     lost = [name for name in names if name not in found]
     if lost:
         index: dict[str, set[str]] = {}
@@ -60,19 +61,20 @@ def find_images(file: Path, names: Iterable[str], key: str) -> dict[str, Path]:
                 "%s: there is no file of %d of %d names in its folder; %s, for example, is read from %s",
                 *(file, len(like), len(names), shown(name), path),
             )
-        outside = [name for name in lost if _leaves(_inside(file, name.replace("\\", "/"), key)) or _DRIVE.match(name)]
+        slashed = {name: _inside(file, folder, name.replace("\\", "/"), key) for name in lost}
+        outside = [name for name, path in slashed.items() if _leaves(path) or _DRIVE.match(name)]
         if outside and like.keys().isdisjoint(outside):
             raise ValueError(f"{file}: '{key}' must be inside the scene's folder, got {shown(outside[0])}")
         found |= like
     return {name: folder / (found.get(name) or _with_suffixes("/".join(_parts(name)))[0]) for name in names}
 
 
-def _inside(file: Path, name: str, key: str) -> str:
-    """Returns a name relative to the folder of a file."""
+def _inside(file: Path, folder: Path, name: str, key: str) -> str:
+    """Returns a name in a file relative to a folder."""
     # Of the text alone: links stay as they are, because links within the folder may lead out of it.
-    folder = os.path.abspath(file.parent)  # noqa: PTH100
-    inside = os.path.relpath(os.path.join(folder, name), folder)  # noqa: PTH118
-    encoded = os.path.join(folder, inside).encode(errors="surrogatepass")  # noqa: PTH118
+    root = os.path.abspath(folder)  # noqa: PTH100
+    inside = os.path.relpath(os.path.join(root, name), root)  # noqa: PTH118
+    encoded = os.path.join(root, inside).encode(errors="surrogatepass")  # noqa: PTH118
     longest = max(map(len, encoded.split(os.sep.encode())))
     if longest > _LONGEST_NAME or len(encoded) > _LONGEST_PATH or re.search(rb"[\0\r\n]", encoded):
         raise ValueError(f"{file}: '{key}' must be a valid file path, got {shown(name)}")
@@ -153,10 +155,3 @@ def _bare(path: str) -> str:
     """Returns a path in lower case and without the suffix of a file."""
     stem, suffix = posixpath.splitext(path.casefold())
     return stem if _SUFFIX.fullmatch(suffix) else stem + suffix
-
-
-def mask_path(masks: Path, image: Path) -> Path:
-    """Returns the mask of an image, whose path is relative to its folder; COLMAP's own name of it if there is none."""
-    names = (f"{image.name}.png", f"{image.stem}.png", image.name, f"{image.stem}_mask.png", f"{image.name}_mask.png")
-    paths = [masks / image.with_name(name) for name in names]
-    return next(filter(Path.exists, map(on_disk, paths)), paths[0])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
 import time
+import unicodedata
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -61,9 +64,36 @@ def image_files(folder: Path, pattern: str = "*", *, masks: bool = False) -> lis
 
 def masks_beside(paths: Iterable[Path]) -> dict[Path, Path]:
     """Returns, of some image files, those that are masks of others that lie beside them, by the paths of these."""
-    by_stem = {path.with_suffix(""): path for path in sorted(paths)}
-    images = {path: by_stem.get(path.parent / _MASK.sub(r"\1\2", path.stem)) for path in by_stem.values()}
+    by_name = {comparable(path.with_suffix("")): path for path in sorted(paths)}
+    images = {path: by_name.get(comparable(_masked(path.with_suffix("")))) for path in by_name.values()}
     return {image: path for path, image in images.items() if image is not None and image != path}
+
+
+def masks_within(folder: Path, images: Sequence[Path]) -> list[Path | None]:
+    """Returns the masks in a folder of images, given by their relative paths; None for all if there is no such folder.
+
+    A mask has the name of its image, with or without its suffix, or one of a mask beside it. Where there is none,
+    COLMAP's name of it is returned.
+    """
+    if not folder.is_dir():
+        return [None] * len(images)
+    masks: dict[str, Path] = {}
+    for path in image_files(folder, "**/*", masks=True):
+        name = path.relative_to(folder).with_suffix("")
+        for each in (name, _masked(name)):
+            masks.setdefault(comparable(each), path)
+    found = ([masks.get(comparable(name)) for name in (image, image.with_suffix(""))] for image in images)
+    return [whole or bare or folder / f"{image}.png" for (whole, bare), image in zip(found, images, strict=True)]
+
+
+def comparable(path: Path) -> str:
+    """Returns a path in the form of Unicode in which paths are compared; a Mac has another."""
+    return unicodedata.normalize("NFC", str(path))
+
+
+def _masked(name: Path) -> Path:
+    """Returns the name without suffix of the image of which a file is a mask, as its name says; else its own."""
+    return name.with_name(_MASK.sub(r"\1\2", name.name))
 
 
 def read_array(path: Path) -> npt.NDArray[Any]:
@@ -151,11 +181,20 @@ def _read_grey(path: Path, size: Size) -> Image.Image:
     """Returns the grey image that masks an image of a size, or is its alpha channel."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such mask")
-    with open_image(path) as image:
-        grey = _converted(image, "L")
-        # Where nothing is black, the mask is the alpha channel, if there is one.
-        if grey.getextrema()[0] != 0 and ("A" in image.getbands() or "transparency" in image.info):
-            grey = ImageChops.darker(grey, image.convert("RGBA").getchannel("A"))
+    with open_image(path, depth=None) as image:
+        if image.mode.startswith("I"):
+            levels = np.asarray(image.convert("I")).clip(0, 65535)
+            grey = Image.fromarray(((levels + 256) // 257).astype(np.uint8))
+        else:
+            # A pixel is black if all of its channels are.
+            grey = functools.reduce(ImageChops.lighter, _converted(image, "RGB").split())
+        if "A" in image.getbands() or "transparency" in image.info:
+            alpha, (low, high) = image.convert("RGBA").getchannel("A"), grey.getextrema()
+            # Where nothing is black, or all is, the mask is the alpha channel.
+            if low > 0:
+                grey = ImageChops.darker(grey, alpha)
+            elif high == 0 and alpha.getextrema() != (255, 255):
+                grey = alpha
     if grey.size != size:
         found = f"{grey.size[0]}x{grey.size[1]}"
         raise ValueError(f"{path}: size must be {size[0]}x{size[1]}, like that of its image, got {found}")
@@ -254,7 +293,7 @@ def _stacked(
 
 
 @contextlib.contextmanager
-def open_image(path: Path, upright: bool = False, depth: bool = False) -> Iterator[Image.Image]:
+def open_image(path: Path, upright: bool = False, depth: bool | None = False) -> Iterator[Image.Image]:
     """Opens an image file, whose pixels are read when they are first used; this package opens images in no other way.
 
     The format is recognised by the file's content, not by the suffix: PNG, JPEG, WebP, TIFF or BMP. Of a TIFF with
@@ -265,7 +304,7 @@ def open_image(path: Path, upright: bool = False, depth: bool = False) -> Iterat
         path: The file.
         upright: Whether the caller turns the pixels as EXIF says, by Pillow's ``exif_transpose``, and damaged EXIF is
             therefore refused. Without, pixels are read as they are stored: poses and intrinsics refer to those.
-        depth: Whether it must be a grey image with 16 bits, which is refused otherwise.
+        depth: Whether it must be a grey image with 16 bits, which is refused otherwise; None: it may be one.
 
     Raises:
         ValueError: The file is no regular file or not in one of these formats, damaged, animated, or has pixels other
@@ -274,9 +313,10 @@ def open_image(path: Path, upright: bool = False, depth: bool = False) -> Iterat
     """
     try:
         with open_regular(path) as file, Image.open(file, formats=_FORMATS) as image:
-            if not depth:
+            is_deep = image.mode.startswith("I")
+            if not depth and not (is_deep and depth is None):
                 _check_kind(image)
-            elif not image.mode.startswith("I"):
+            elif not is_deep:
                 raise ValueError(f"must be grey with 16 bits, as depths are, got Pillow's mode {image.mode}")
             if upright:
                 _check_exif(image)
@@ -346,14 +386,17 @@ def in_threads(action: Callable[[_S], _T], items: Sequence[_S], done: str = "rea
     logged = time.monotonic()
     # Pillow releases the GIL while it decodes, so threads are enough and nothing is copied between processes.
     pool = ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1))
-    try:
-        for result in pool.map(action, items):
-            results.append(result)
-            if time.monotonic() - logged > _NEWS_EVERY:
-                logged = time.monotonic()
-                logger.info("%s %d of %d images", done, len(results), len(items))
-    finally:
-        pool.shutdown(cancel_futures=True)
+    with warnings.catch_warnings():
+        # Pillow warns of images of half the size from which on it refuses them, as panoramas are.
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        try:
+            for result in pool.map(action, items):
+                results.append(result)
+                if time.monotonic() - logged > _NEWS_EVERY:
+                    logged = time.monotonic()
+                    logger.info("%s %d of %d images", done, len(results), len(items))
+        finally:
+            pool.shutdown(cancel_futures=True)
     return results
 
 

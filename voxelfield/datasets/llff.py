@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.assembly import load_capture
-from voxelfield.datasets.image_paths import mask_path
-from voxelfield.datasets.images import image_files, read_array
+from voxelfield.datasets.images import image_files, masks_within, read_array
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, scaled
 from voxelfield.datasets.registry import Format, contains
@@ -59,10 +58,11 @@ def load_llff(folder: Path, options: LoadOptions) -> Scene:
         raise ValueError(
             f"{file}: sizes, focal lengths and depths must be positive, and the farthest beyond the nearest"
         )
-    masks = paths[0].parent.with_name(paths[0].parent.name.replace("images", "masks", 1))
+    folder_of_masks = paths[0].parent.with_name(paths[0].parent.name.replace("images", "masks", 1))
+    masks = masks_within(folder_of_masks, [Path(path.name) for path in paths])
     photos = []
-    for path, pose, w, h, f in zip(paths, c2w, width.tolist(), height.tolist(), focal.tolist(), strict=True):
-        mask = mask_path(masks, Path(path.name)) if masks.is_dir() else None
+    cameras = zip(paths, masks, c2w, width.tolist(), height.tolist(), focal.tolist(), strict=True)
+    for path, mask, pose, w, h, f in cameras:
         photos.append(Photo(path, pose, scaled((f, f, w / 2, h / 2), (w, h), str(file)), mask=mask))
     # By order, as the rows are: the shrunk images of LLFF's own scenes have other names.
     if len(shrunk) == len(photos):

@@ -52,7 +52,7 @@ def load_neus(folder: Path, options: LoadOptions) -> Scene:
     world, scale = _read_matrices(file)
     sphere = _unit_sphere(file, scale, world)
     images = _numbered(file, folder / "image", world)
-    masks = _numbered(file, folder / "mask", images) if (folder / "mask").is_dir() else {}
+    masks = _numbered(file, folder / "mask", images) if images and (folder / "mask").is_dir() else {}
     photos = []
     for number, matrix in sorted(world.items()):
         name = f"{file}: world_mat_{number}"

@@ -17,6 +17,7 @@ from voxelfield import processes
 from voxelfield.datasets.image_paths import why_missing
 from voxelfield.datasets.images import (
     Size,
+    comparable,
     exif_orientation,
     image_files,
     image_sizes,
@@ -26,8 +27,9 @@ from voxelfield.datasets.images import (
     read_masks,
 )
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.poses import OPENCV_AXES, check_poses, scale_of
+from voxelfield.datasets.poses import FARTHEST, OPENCV_AXES, check_poses, scale_of
 from voxelfield.datasets.scene import Split
+from voxelfield.messages import printable
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens, join_lenses
 
@@ -86,13 +88,15 @@ class Photo:
 def checked_poses(source: Path, photos: Sequence[Photo]) -> list[Photo]:
     """Returns photographs with rotations divided by the factor that scales all of them, with a warning, if one does.
 
-    Refuses other poses as :func:`check_poses` does, by their names or else by ``source`` and the images' paths.
+    Refuses other poses as :func:`check_poses` does, by their names or else by ``source`` and the images' paths. The
+    cameras may be far from the origin, because positions become relative to one among them.
     """
     poses = torch.stack([photo.c2w for photo in photos])
+    middle = poses[:, :3, 3].median(dim=0).values.clamp(-(FARTHEST**2), FARTHEST**2)
     if (factor := scale_of(poses)) != 1:
         logger.warning("%s: all rotations are scaled by %.4g and are divided by it; positions stay", source, factor)
         poses[:, :3, :3] /= factor
-    check_poses(lambda index: photos[index].pose_name or f"{source}: pose of {photos[index].path}", poses)
+    check_poses(lambda index: photos[index].pose_name or f"{source}: pose of {photos[index].path}", poses, middle)
     return [replace(photo, c2w=pose) for photo, pose in zip(photos, poses, strict=True)]
 
 
@@ -127,8 +131,8 @@ def present_photos(
 def with_shrunk_images(photos: Sequence[Photo], images: Path, downscale: int) -> list[Photo]:
     """Returns photographs with their shrunk images, found by name without suffix in ``images_4`` beside ``images``."""
     folder = images.with_name(f"{images.name}_{downscale}")
-    shrunk = {path.relative_to(folder).with_suffix(""): path for path in image_files(folder, "**/*")}
-    names = [Path(os.path.relpath(photo.path, images)).with_suffix("") for photo in photos]
+    shrunk = {comparable(path.relative_to(folder).with_suffix("")): path for path in image_files(folder, "**/*")}
+    names = [comparable(Path(os.path.relpath(photo.path, images)).with_suffix("")) for photo in photos]
     return [replace(photo, shrunk=shrunk.get(name)) for photo, name in zip(photos, names, strict=True)]
 
 
@@ -167,7 +171,7 @@ def read_split(name: str, photos: Sequence[Photo], options: LoadOptions) -> Spli
     files = [photo.mask for photo in photos]
     masks = read_masks(files, sizes, read, local_slice) if any(files) else None
     extras = _times(photos) | (_depths(photos, sizes, read, local_slice) if options.depth else {})
-    names = [path.stem for path in whole]
+    names = [printable(path.stem) for path in whole]
     if len(set(names)) < len(names):  # two images have one name, or are one
         names = [f"{index}_{name}" for index, name in enumerate(names)]
     entries: dict[str, Sequence[Any]] = {"mask_path": files, "time": [p.time for p in photos]}
@@ -181,8 +185,14 @@ def _times(photos: Sequence[Photo]) -> dict[str, Tensor]:
     times = [photo.time for photo in photos if photo.time is not None]
     if 0 < len(times) < len(photos):
         bare = next(photo.path for photo in photos if photo.time is None)
-        raise ValueError(f"{bare}: must have a time, as {len(times)} of {len(photos)} images of its split have")
-    return {"time": torch.tensor(times, dtype=torch.float32)} if times else {}
+        raise ValueError(
+            f"{bare}: must have a time, as {len(times)} of {len(photos)} images of its split have, got none"
+        )
+    found = torch.tensor(times, dtype=torch.float32)
+    if (merged := len(set(times)) - len(found.unique())) > 0:
+        text = "%s: %d different times are equal to others in float32, as %g is so large: count from the first"
+        logger.warning(text, photos[0].path.parent, merged, max(times, key=abs))
+    return {"time": found} if times else {}
 
 
 def _depths(
@@ -296,7 +306,7 @@ def check_intrinsics(name: Callable[[int], str], intrinsics: Tensor) -> None:
         bad = int(sound.all(dim=-1).logical_not().nonzero()[0])
         raise ValueError(
             f"{name(bad)}: focal lengths must be finite and at least {_SHORTEST_FOCAL_LENGTH:g} pixels, and the "
-            f"principal point within {_FARTHEST_CENTER:g} pixels, got {intrinsics[bad].tolist()}"
+            f"principal point within {_FARTHEST_CENTER:g} pixels, got {intrinsics[bad].tolist()} as fl_x, fl_y, cx, cy"
         )
 
 

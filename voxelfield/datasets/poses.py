@@ -13,7 +13,8 @@ from voxelfield.rendering.cameras import Cameras, sees_box
 from voxelfield.warps.choice import stray_cameras, viewed_point
 
 FARTHEST = 1e6
-"""Largest coordinate of a camera, world units. Beyond it float32, in which rays are cast, has steps of a sixteenth."""
+"""Largest coordinate of a camera in a scene, world units. Beyond it float32, in which rays are cast, has steps of a
+sixteenth."""
 
 _FROM_ORTHONORMAL = 1e-3
 _OUTWARD = -0.5  # cosine of the angle between a camera's look and the way to the other cameras
@@ -36,12 +37,13 @@ COLMAP_AXES = "the poses seem to have OpenGL's axes, but those of a COLMAP model
 _INVERTED = "the matrices seem to be world to camera, but must be camera to world: invert each"
 
 
-def check_poses(name: Callable[[int], str], c2w: Tensor) -> None:
+def check_poses(name: Callable[[int], str], c2w: Tensor, middle: Tensor | None = None) -> None:
     """Refuses poses (N, 4, 4) float64 that are not rotations with translations; ``name(index)`` names one in messages.
 
     Raises:
         ValueError: A matrix is not finite, its axes are more than a thousandth from orthonormal or are a mirror image,
-            its last row is not (0, 0, 0, 1), or the camera is farther than :data:`FARTHEST` from the origin.
+            its last row is not (0, 0, 0, 1), or the camera is farther than :data:`FARTHEST` from the ``middle`` (3,) of
+            a capture, by default the origin.
     """
     rotations, last = c2w[:, :3, :3], torch.tensor([0, 0, 0, 1], dtype=c2w.dtype)
     errors = (rotations @ rotations.mT - torch.eye(3, dtype=c2w.dtype)).abs().amax(dim=(-2, -1))
@@ -51,8 +53,9 @@ def check_poses(name: Callable[[int], str], c2w: Tensor) -> None:
         (torch.linalg.det(rotations) > 0, "be a rotation with a translation, not a mirror image"),
         (((c2w[:, 3] - last).abs() <= _FROM_ORTHONORMAL).all(dim=-1), "have (0, 0, 0, 1) as its last row"),
         (
-            (c2w[:, :3, 3].abs() <= FARTHEST).all(dim=-1),
-            f"lie within {FARTHEST:g} world units of the origin (shift and scale the scene)",
+            ((c2w[:, :3, 3] - (0 if middle is None else middle)).abs() <= FARTHEST).all(dim=-1),
+            f"lie within {FARTHEST:g} world units of the {'origin' if middle is None else 'other cameras'} (shift and "
+            "scale the scene)",
         ),
     ):
         if not bool(good.all()):

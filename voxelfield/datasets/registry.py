@@ -142,8 +142,9 @@ def _scene_around(path: Path) -> str:
     around = next(filter(recognise, path.resolve().parents[:2]), None)
     if around is not None:
         return f"; it is a part of the scene {around}"
-    is_video = (mimetypes.guess_type(path)[0] or "").startswith("video/")
-    source = next((each for each in (path, path / "images", path / "input") if is_video or image_files(each)), None)
+    videos = [each for each in (path, *path.glob("*")) if (mimetypes.guess_type(each)[0] or "").startswith("video/")]
+    photographs = next(filter(None, (image_files(path, pattern) for pattern in ("*", "*/*", "*/*/*"))), [])
+    source = next(iter([each.parent for each in photographs] or videos), None)
     command = f"`voxelfield process {shlex.quote(str(source))} -o SCENE`"
     return "" if source is None else f"; {command} finds the poses of photographs and videos"
 

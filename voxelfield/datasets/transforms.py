@@ -51,6 +51,7 @@ _OPTIONAL_PATHS = ("mask_path", "depth_file_path")
 # Relative difference of two values of one focal length that are considered equal.
 _SAME = 0.01
 _LARGEST = 1e30  # so that depths and times are finite in float32
+_NARROWEST = 1e-9  # field of view in radians or degrees
 # COLMAP's names of two coefficients differ from OpenCV's.
 _ALIASES = {"sx1": "s1", "sy1": "s3"}
 # The coefficients that have their own keys. For fisheye624, nerfstudio has a list, because other programs name them
@@ -62,12 +63,10 @@ _MOST_NAMED = 10
 FILE = "transforms.json"
 
 _SHUTTER = ("rolling_shutter_time", *VELOCITY_KEYS)
-# Keys that are read here, besides the coefficients of lenses.
-_READ = {
-    *("frames", "file_path", "transform_matrix", "train_filenames", "val_filenames", "test_filenames"),
-    *("is_fisheye", "distortion_params", "time", "depth_unit_scale_factor"),
-    *(*_INTRINSICS, *_OPTIONAL_PATHS, *_SHUTTER),
-}
+# Keys that are read here, besides the coefficients of lenses: of the whole file only, of a frame only, and of both.
+_OF_FILE = {"frames", "train_filenames", "val_filenames", "test_filenames"}
+_OF_FRAME = {"file_path", "transform_matrix", *_OPTIONAL_PATHS}
+_READ = {"is_fisheye", "distortion_params", "time", "depth_unit_scale_factor", *_INTRINSICS, *_SHUTTER}
 # The keys of coefficients of lenses.
 _LENS_KEY = re.compile(r"[kps]\d|s[xy]1|omega|k|alpha|beta")
 
@@ -208,10 +207,11 @@ def _check_keys(file: Path, meta: Mapping[str, Any], frames: Sequence[Mapping[st
     """Refuses keys that change the geometry and are not modelled; the log names the others that have no effect."""
     unused: dict[str, object] = {}  # the first value of each key that no loader reads
     for holder in (meta, *frames):
+        known = _READ | _HARMLESS | (_OF_FILE if holder is meta else _OF_FRAME)
         for key, value in holder.items():
             # Zeros change nothing, but any coefficient of an f-theta lens says that the lens is one.
             is_nothing = value is None if key.startswith("ftheta") else _is_nothing(value)
-            if key in _READ or key in _HARMLESS or is_nothing or _LENS_KEY.fullmatch(key):
+            if key in known or is_nothing or _LENS_KEY.fullmatch(key):
                 continue
             if key in _REFUSED and not (key.startswith("pixel_aspect") and value == 1):
                 raise ValueError(f"{file}: {key!r} must be absent, got {shown(value)}: {_REFUSED[key]}")
@@ -342,7 +342,7 @@ def _focal(entries: _Entries, axis: str, side: float) -> float | None:
         return entries.number(key, math.nan, above=0, unit=" pixels")
     in_degrees = key.endswith("fov")
     value = entries.number(key, math.nan)
-    if not 0.0 < value < (180.0 if in_degrees else math.pi):
+    if not _NARROWEST <= value < (180.0 if in_degrees else math.pi):
         raise entries.refusal(key, "be degrees between 0 and 180" if in_degrees else "be radians between 0 and pi")
     return side / (2 * math.tan(0.5 * (math.radians(value) if in_degrees else value)))
 

@@ -63,6 +63,8 @@ _FROM_MANY_SIDES = 0.12
 # A camera is astray if it is this many times as far from the median position as three quarters of the cameras are. At
 # most this fraction of the cameras can be astray: more belong to the capture.
 _ASTRAY = 6.0
+# Distances between cameras that are only rounding, as a fraction of their coordinates.
+_ONE_PLACE = 1e-6
 _MOST_ASTRAY = 0.1
 # Numbers of points and cameras from which quantiles are computed.
 _MAX_POINTS = 4000
@@ -411,4 +413,6 @@ def viewed_cube(c2w: Tensor) -> tuple[Tensor, Tensor, bool]:
         inward = float((depth / distance).median()) >= _INWARD
         return centre, distance.median(), inward and look_from_many_sides(looks)
     mean = origins.mean(dim=0)
-    return mean, 2 * (origins - mean).norm(dim=-1).max().clamp(min=0.5), False
+    spread = (origins - mean).norm(dim=-1).max()
+    # Cameras in one place tell no length.
+    return mean, 2 * spread if float(spread) > _ONE_PLACE * float(mean.abs().max()) else torch.ones_like(spread), False
