@@ -17,6 +17,7 @@ from voxelfield.foundation.checks import (
     check_same_device,
     check_tensor,
     coordinate_dtype,
+    lies_within,
 )
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.foundation.private_torch import below_autograd, forward_mode_level, functorch_active
@@ -74,7 +75,8 @@ def per_sample(dt: Any, density: Any) -> Any:
     if isinstance(dt, Tensor):
         return dt.expand(density.shape)
     if isinstance(dt, int | float) and not isinstance(dt, bool):
-        return torch.full_like(density, dt, dtype=coordinate_dtype(density.dtype), requires_grad=False)
+        lies_within("dt", dt, 0, 1)  # raises if it is too large
+        return torch.full_like(density, float(dt), dtype=coordinate_dtype(density.dtype), requires_grad=False)
     return dt
 
 

@@ -26,6 +26,7 @@ from voxelfield.foundation.checks import (
     check_same_device,
     check_tensor,
     coordinate_dtype,
+    truth_of,
 )
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.foundation.private_torch import below_autograd
@@ -122,10 +123,10 @@ def make_stencil(padding: str, align_corners: bool, mode: str, add: bool, with_g
     """Checks the options of a public function and translates them."""
     check_choice("padding", padding, PADDINGS)
     check_choice("mode", mode, MODES)
-    nearest = mode == "nearest"
+    nearest, with_gradient = mode == "nearest", truth_of("with_gradient", with_gradient)
     if with_gradient and nearest:
         raise ArgumentValueError("with_gradient=True needs mode='linear', got mode='nearest': that has no gradient")
-    return GridStencil(PADDINGS[padding], bool(align_corners), nearest, add, bool(with_gradient))
+    return GridStencil(PADDINGS[padding], truth_of("align_corners", align_corners), nearest, add, with_gradient)
 
 
 known_stencil = functools.cache(make_stencil)

@@ -16,6 +16,7 @@ from voxelfield.foundation.checks import (
     check_same_device,
     check_tensor,
     coordinate_dtype,
+    truth_of,
 )
 from voxelfield.foundation.errors import ArgumentValueError
 from voxelfield.foundation.private_torch import below_autograd
@@ -107,8 +108,9 @@ def _check_and_sample(input: Tensor, grid: Tensor, mode: str, padding_mode: str,
     shared = shared_grid(input)
     volume = (input if shared is None else shared).movedim(-4, -1).contiguous()
     # The names and types of arguments have been checked: only strings of PADDINGS get here.
+    outermost = truth_of("align_corners", align_corners)
     sampled = sample_trilinear(
-        volume, points, padding=cast(Padding, padding_mode), align_corners=bool(align_corners), mode=_MODES[mode]
+        volume, points, padding=cast(Padding, padding_mode), align_corners=outermost, mode=_MODES[mode]
     )
     return sampled.movedim(-1, 1).contiguous()
 
