@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
@@ -33,16 +30,6 @@ def shown(value: object) -> str:
     except ValueError:  # Python refuses to print ints with thousands of digits
         return f"a {type(value).__name__}"
     return clipped(text)
-
-
-@contextmanager
-def explain_memory(**arguments: Tensor) -> Iterator[None]:
-    """Adds the names and shapes of the tensors that determine the size of the results to out-of-memory errors."""
-    try:
-        yield
-    except RuntimeError as error:
-        stop_if_out_of_memory(error, **arguments)
-        raise
 
 
 def stop_if_out_of_memory(error: BaseException, **arguments: Tensor) -> None:
