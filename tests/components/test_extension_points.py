@@ -317,6 +317,16 @@ print(recorded(on)["trainer"]["skylight"])
 
 
 @pytest.mark.slow
+def test_a_component_that_ends_the_program_is_no_success(tmp_path: Path) -> None:
+    leaving = WEIGHT.replace("        batch.weigh", "        raise SystemExit(0)\n        batch.weigh")
+    install_component(tmp_path, "leaving", "leaving", HEAD + leaving)
+    done = run("train.py", *QUICK, "trainer.loss.bright=1", f"hydra.run.dir={tmp_path / 'run'}", package=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "training was ended by a package, which raised SystemExit: 0" in done.stderr
+
+
+@pytest.mark.slow
 def test_a_component_of_ours_computes_the_same_outside(tmp_path: Path) -> None:
     tree, inside = tmp_path / "tree", ROOT / "voxelfield"
     (tree / "voxelfield" / "components").mkdir(parents=True)

@@ -258,11 +258,12 @@ def test_a_foreign_export_format_cannot_take_a_name(
     ]
 
 
+@pytest.mark.parametrize("kind", [KeyError, SystemExit, KeyboardInterrupt])
 def test_a_foreign_format_that_cannot_recognise_a_folder_harms_no_scene(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: type[BaseException]
 ) -> None:
     def recognises(folder: Path) -> bool:
-        raise KeyError(f"no table\nof {folder.name}")
+        raise kind(f"no table\nof {folder.name}")
 
     broken = datasets.Format("tables", "tables.txt", recognises, lambda folder, options: None, order=0)
     monkeypatch.setattr(datasets, "announced_objects", lambda *_: [broken])
@@ -272,6 +273,7 @@ def test_a_foreign_format_that_cannot_recognise_a_folder_harms_no_scene(
         assert [voxelfield.load_scene(LEGO, image_size=25).format for _ in range(2)] == ["blender"] * 2
     finally:
         datasets.formats.cache_clear()
-    line = r"scene format tables of another package does not recognise .*lego, because it failed: KeyError: .*of lego'"
+    line = r"scene format tables of another package does not recognise .*lego, because it failed: "
+    line += kind.__name__ + ": .*of lego'?"
     assert sum(re.fullmatch(line, message) is not None for message in caplog.messages) == 1
     assert sum("tables" in message for message in caplog.messages) == 1

@@ -75,10 +75,15 @@ def test_a_recipe_that_cannot_be_imported_harms_no_other_run(tmp_path: Path) -> 
 @pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt"])
 def test_a_recipe_that_ends_the_program_does_not(tmp_path: Path, kind: str) -> None:
     install(tmp_path, "leaving", {"voxelfield.models": {"leaving": "leaving:ModelConfig"}})
-    (tmp_path / "leaving.py").write_text(f"raise {kind}('goodbye')")
-    done = run(tmp_path, "train.py", "trainer.steps=-1")
-    assert "model=leaving is not available" in done.stderr
-    assert "trainer.steps must be at least 1, got -1" in done.stderr
+    end = f"raise {kind}('goodbye')"
+    constructed = "from voxelfield.models.model_config import ModelConfig as Base\nclass ModelConfig(Base):\n"
+    constructed += f"    def __init__(self, kind):\n        {end}\n"
+    for source in (constructed, end):
+        (tmp_path / "leaving.py").write_text(source)
+        done = run(tmp_path, "train.py", "trainer.steps=-1")
+        assert "model=leaving is not available, because its model cannot be used: " in done.stderr
+        assert "goodbye" in done.stderr
+        assert "trainer.steps must be at least 1, got -1" in done.stderr
     script = "from voxelfield.models.model_config import ModelConfig; ModelConfig.choose({'kind': 'leaving'}, 'model')"
     refused = run(tmp_path, "-c", script).stderr.splitlines()[-1]
     wanted = f"ValueError: model.kind=leaving must name a model that can be imported, got {kind}: goodbye"

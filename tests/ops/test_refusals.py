@@ -289,3 +289,22 @@ def test_values_are_shown_in_one_short_line():
     assert shown(np.zeros((2, 2))) == "array([[0., 0.], [0., 0.]])"
     assert len(shown(list(range(1000)))) <= 120
     assert shown(10**5000) == "a int"
+
+
+def test_a_length_of_any_int_that_fits_a_float_is_one():
+    density, _, offsets = SAMPLES
+    for op in (ops.ray_weights, ops.ray_transmittance):
+        assert torch.equal(op(density, 10**30, offsets), op(density, 1e30, offsets))
+        with pytest.raises(TypeError, match=r"^dt must be a number, got 1000"):
+            op(density, 10**400, offsets)
+        with pytest.raises(TypeError, match=r"^min_transmittance must be a number, got 1000"):
+            op(density, 0.1, offsets, min_transmittance=10**400)
+
+
+@pytest.mark.parametrize("option", ["align_corners", "with_gradient"])
+def test_options_that_are_neither_true_nor_false_are_named(option):
+    for op, grid in ((ops.sample_trilinear, GRID), (ops.sample_pyramid, [GRID, GRID])):
+        with pytest.raises(TypeError, match=rf"^{option} must be True or False, got tensor"):
+            op(grid, POINTS, **{option: torch.zeros(2)})
+    with pytest.raises(TypeError, match=r"^align_corners must be True or False, got tensor"):
+        ops.grid_sample(GRID.movedim(-1, 0)[None], POINTS[None, None, None], align_corners=torch.zeros(2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import random
 import socket
 import threading
 import time
@@ -344,6 +345,47 @@ def test_unfinished_uploads_do_not_fill_the_memory(page, first, repeated):
         browser.sendall(opening + first)
         with pytest.raises(ConnectionError):
             browser.sendall(repeated * ((12 << 20) // len(repeated)))
+
+
+@contextlib.contextmanager
+def browser_that_does_not_read(page):
+    """Yields the socket of a browser that has asked for a picture, and viser's handle of it."""
+    import msgspec
+    import viser
+
+    eventually(lambda: not page.server.get_clients())
+    opening = OPENING + f"Sec-WebSocket-Protocol: viser-v{viser.__version__}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", page.address.port), timeout=PATIENCE) as browser:
+        camera = msgspec.msgpack.encode({"type": "ViewerCameraMessage", **CAMERA})
+        browser.sendall(opening + b"\x82\xfe" + len(camera).to_bytes(2, "big") + bytes(4) + camera)
+        eventually(page.server.get_clients)
+        yield browser, next(iter(page.server.get_clients().values()))
+
+
+def test_a_browser_that_reads_nothing_is_disconnected(page, monkeypatch):
+    monkeypatch.setattr(server, "READING_SECONDS", 0.1)
+    with browser_that_does_not_read(page) as (_, handle):
+        handle.send_file_download("large", bytes(random.Random(0).randbytes(32 << 20)))
+        eventually(lambda: not page.server.get_clients())
+
+
+def test_what_a_browser_asks_for_waits_until_it_reads(page, monkeypatch):
+    import msgspec
+
+    waits, original = threading.Event(), server._Connection.pause_writing
+    monkeypatch.setattr(server._Connection, "pause_writing", lambda self: (original(self), waits.set()))
+    with browser_that_does_not_read(page) as (browser, handle):
+        handle.send_file_download("large", bytes(random.Random(0).randbytes(32 << 20)))
+        assert waits.wait(PATIENCE)
+        uuid = page.view.rate._impl.uuid
+        click = msgspec.msgpack.encode({"type": "GuiUpdateMessage", "uuid": uuid, "updates": {"value": 9}})
+        browser.sendall(frame(2, click))
+        with Client(page.address.port) as other:
+            other.look()
+            other.receive("BackgroundImageMessage")
+        assert page.view.rate.value != 9
+        while page.view.rate.value != 9:
+            assert browser.recv(1 << 20)
 
 
 def test_pings_and_messages_in_a_few_frames_are_answered(page, client):

@@ -281,6 +281,10 @@ def train(config: DictConfig) -> float | None:
                     settings = replace(settings, device=stack.enter_context(reserved))
                 root = Path(get_original_cwd())
                 metrics = train_as_configured(settings, output, root, auto=auto, lock=run.lock, found=run.found)
+    except SystemExit as ended:
+        if isinstance(ended.code, int) and ended.code != 0:
+            raise
+        fail(f"training was ended by a package, which raised {error_in_words(ended)}", 1)
     except Exception as error:
         status = 1 if isinstance(error, EmptyFieldError) else exit_status(error)
         if status is None and processes.count() == 1:

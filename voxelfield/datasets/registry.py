@@ -21,8 +21,7 @@ from pathlib import Path
 from voxelfield.datasets.images import image_files
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene
-from voxelfield.foundation.extensions import announced_objects, own_objects
-from voxelfield.messages import error_in_words
+from voxelfield.foundation.extensions import announced_objects, foreign_code, own_objects
 
 logger = logging.getLogger(__name__)
 
@@ -93,14 +92,14 @@ def _recognises(known: Format, folder: Path) -> bool:
     if known in _own_formats():
         return known.recognises(folder)
     try:
-        return bool(known.recognises(folder))
-    except Exception as error:  # third-party code may raise anything
+        with foreign_code():
+            return bool(known.recognises(folder))
+    except ValueError as error:
         if known.name not in _failed:
             _failed.add(known.name)
-            reason = error_in_words(error)
             logger.warning(
                 "scene format %s of another package does not recognise %s, because it failed: %s",
-                *(known.name, folder, reason),
+                *(known.name, folder, error),
             )
         return False
 

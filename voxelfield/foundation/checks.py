@@ -134,9 +134,18 @@ def check_fraction(name: str, value: float) -> None:
 def lies_within(name: str, value: float, low: float, high: float) -> bool:
     """Tells whether a number lies in [low, high]; raises if it is not a number."""
     try:
-        return bool(low <= value <= high)
-    except (TypeError, ValueError, RuntimeError) as error:
+        # An int need not fit a float, as which kernels take it.
+        return bool(low <= (float(value) if isinstance(value, int) else value) <= high)
+    except (OverflowError, TypeError, ValueError, RuntimeError) as error:
         raise ArgumentTypeError(f"{name} must be a number, got {shown(value)}") from error
+
+
+def truth_of(name: str, value: object) -> bool:
+    """Returns whether a value is true; raises if it is neither, as a tensor of several elements."""
+    try:
+        return bool(value)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ArgumentTypeError(f"{name} must be True or False, got {shown(value)}") from error
 
 
 def check_not_negative(name: str, value: float) -> None:

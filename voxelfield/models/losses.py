@@ -95,10 +95,10 @@ def ssim(outputs: Outputs, batch: Batch) -> Tensor:
 
 
 def check_term(name: str, term: object, device: torch.device) -> None:
-    """Raises TypeError or ValueError, whose message has the term's name, unless it is a scalar () on a device."""
-    if not isinstance(term, Tensor) or not term.is_floating_point():
-        got = f"a tensor of {term.dtype}" if isinstance(term, Tensor) else shown(term)
-        raise TypeError(f"losses[{name!r}] must return a scalar tensor of floats, got {got}")
+    """Raises ValueError, whose message has the term's name, unless it is a scalar () on a device."""
+    if not isinstance(term, Tensor) or not term.is_floating_point() or term.layout is not torch.strided:
+        got = f"a tensor of {term.dtype} and {term.layout}" if isinstance(term, Tensor) else shown(term)
+        raise ValueError(f"losses[{name!r}] must return a dense scalar tensor of floats, got {got}")
     if term.dim() > 0 or term.device != device:
         got = f"one of shape {tuple(term.shape)} on {term.device}"
         raise ValueError(f"losses[{name!r}] must return a scalar tensor, of shape (), on {device}, got {got}")

@@ -18,6 +18,7 @@ from voxelfield.foundation.checks import (
     check_same_device,
     check_tensor,
     coordinate_dtype,
+    lies_within,
 )
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.foundation.private_torch import (
@@ -80,7 +81,8 @@ def per_sample(dt: Any, density: Any) -> Any:
     if isinstance(dt, Tensor):
         return dt.expand(density.shape)
     if isinstance(dt, int | float) and not isinstance(dt, bool):
-        return torch.full_like(density, dt, dtype=coordinate_dtype(density.dtype), requires_grad=False)
+        lies_within("dt", dt, 0, 1)  # raises if it is too large
+        return torch.full_like(density, float(dt), dtype=coordinate_dtype(density.dtype), requires_grad=False)
     return dt
 
 

@@ -24,6 +24,7 @@ from voxelfield.foundation.checks import (
     check_same_device,
     check_tensor,
     coordinate_dtype,
+    truth_of,
 )
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.ops._derivatives import (
@@ -122,9 +123,10 @@ def grid_options(
     """Checks the options of a public function and returns those of the raw ops."""
     check_choice("padding", padding, PADDINGS)
     check_choice("mode", mode, MODES)
-    if with_gradient and mode == "nearest":
+    nearest, with_gradient = mode == "nearest", truth_of("with_gradient", with_gradient)
+    if with_gradient and nearest:
         raise ArgumentValueError("with_gradient=True needs mode='linear', got mode='nearest': that has no gradient")
-    return PADDINGS[padding], bool(align_corners), mode == "nearest", add, bool(with_gradient)
+    return PADDINGS[padding], truth_of("align_corners", align_corners), nearest, add, with_gradient
 
 
 class SampleInBox(OpFunction):

@@ -16,6 +16,7 @@ from voxelfield.foundation.checks import (
     check_same_device,
     check_tensor,
     coordinate_dtype,
+    truth_of,
 )
 from voxelfield.foundation.errors import ArgumentValueError
 from voxelfield.ops._grids import PADDINGS, Mode, check_grid_dtype, shared_grid
@@ -87,7 +88,11 @@ def grid_sample(
     volume = input if shared is None else shared
     *batch, channels, depth, height, width = volume.shape
     # The names and types of arguments have been checked.
-    options: dict[str, Any] = {"padding": padding_mode, "align_corners": bool(align_corners), "mode": _MODES[mode]}
+    options: dict[str, Any] = {
+        "padding": padding_mode,
+        "align_corners": truth_of("align_corners", align_corners),
+        "mode": _MODES[mode],
+    }
     few = depth * height * width * math.prod(batch) >= _FEW_POINTS * points[..., 0].numel()
     if not (few and channels > 1 and volume.is_contiguous()) or needs_long_path():
         sampled = sample_trilinear(volume.movedim(-4, -1).contiguous(), points, **options)

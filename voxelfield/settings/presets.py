@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from voxelfield.config import parse, unknown_key
 from voxelfield.datasets.loading import find_scene
 from voxelfield.devices import choose_device
+from voxelfield.foundation.extensions import foreign_code
 from voxelfield.installed import config_folder
 from voxelfield.messages import clipped
 from voxelfield.models.model_config import ModelConfig, announced_models, known_models
@@ -40,8 +41,9 @@ def offer_defaults() -> None:
     announced = announced_models()
     for name in known_models():
         try:
-            defaults = asdict(ModelConfig.choose({"kind": name}, "model")(kind=name))
-        except (Exception, SystemExit) as error:  # third-party code may raise anything
+            with foreign_code():
+                defaults = asdict(ModelConfig.choose({"kind": name}, "model")(kind=name))
+        except ValueError as error:
             logger.warning("model=%s is not available, because its model cannot be used: %s", name, error)
             continue
         for group in ("model_config", "model") if name in announced else ("model_config",):

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import http
 import logging
+import math
 import socket
 import time
 import warnings
@@ -40,6 +41,7 @@ MOST_CONNECTIONS = 32  # twice as many with those that are being opened or close
 MESSAGES_PER_SECOND = 300  # that are read from a connection, on average; further ones wait in the browser
 LARGEST_MESSAGE = 1 << 16  # bytes
 MOST_FRAMES = 100  # of a message, and pings while the browser does not read the answers
+READING_SECONDS = 30.0  # within which a browser must read something of what waits for it
 LARGEST_CANVAS = 8192  # pixels along a side of a browser's canvas
 
 _SHORTEST = 1e-6  # relative length below which the direction of a vector is lost in rounding
@@ -218,6 +220,18 @@ class _Connection(ServerConnection):
             if max(self._parts, self._pings) > MOST_FRAMES:
                 self._end(f"a message must have at most {MOST_FRAMES} frames, and answers to pings must be read")
 
+    def pause_writing(self) -> None:
+        """Ends the connection unless the browser goes on reading: pictures and files for all would wait for it."""
+        super().pause_writing()
+        self._watch(math.inf)
+
+    def _watch(self, unread: float) -> None:
+        now = self.transport.get_write_buffer_size()
+        if self.paused and now >= unread:
+            self._end(f"it must read what it is sent, got nothing read in {READING_SECONDS:g} seconds")
+        elif self.paused:
+            self.loop.call_later(READING_SECONDS, self._watch, now)
+
     def _end(self, reason: str) -> None:
         self._log.warn(f"a browser was disconnected: {reason}")
         self.transport.abort()
@@ -230,6 +244,8 @@ class _Connection(ServerConnection):
             # After a pause, a second's worth of messages is read at once.
             self._paid_until = max(self._paid_until, now - 1) + 1 / MESSAGES_PER_SECOND
             await asyncio.sleep(max(0.0, self._paid_until - now))
+            with contextlib.suppress(OSError):  # which ends the next call
+                await self.drain()  # what a browser asks for waits while it does not read
             try:
                 message = validated(data, self._control_of)
             except RefusedMessageError as error:
