@@ -61,6 +61,7 @@ class Contract:
         coordinates: The arguments that are never narrower than float32.
         blamed: The name in errors, if that is not the function's; or a pattern of it.
         in_place: Whether the function writes to its arguments, and is not differentiated.
+        constants: The arguments in which the function is not differentiated, though its reference is.
         any_size: Whether a compiler traces it once for all sizes.
         on_cuda: The dtypes on CUDA, if they are others.
     """
@@ -72,6 +73,7 @@ class Contract:
     coordinates: Sequence[str] = ()
     blamed: str = ""
     in_place: bool = False
+    constants: Sequence[str] = ()
     any_size: bool = True
     on_cuda: Sequence[torch.dtype] = ()
 
@@ -415,6 +417,7 @@ COLORS = {
         reference=viewed,
         dtypes=EVERY,
         coordinates=("directions",),
+        constants=("directions",),
     ),
     "pixel_colors": Contract(
         call=pixel_colors,
@@ -434,6 +437,7 @@ COLORS = {
         reference=lambda pixels, truth: (pixels - truth).square().sum() / (3 * max(len(truth), 1)),
         dtypes=WIDE,
         blamed="colou?r.error|errors of colours",
+        constants=("truth",),
     ),
     "sample_color_error": Contract(
         call=sample_color_error,
@@ -450,6 +454,7 @@ COLORS = {
         dtypes=WIDE,
         blamed="colou?r.error|errors of colours",
         any_size=False,
+        constants=("weights", "truth"),
     ),
 }
 
