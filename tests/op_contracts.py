@@ -177,44 +177,44 @@ def in_box(grid: Tensor, points: Tensor, aabb: Tensor, padding: int) -> tuple[Te
 SAMPLING = {
     "sample_trilinear": Contract(
         call=ops.sample_trilinear,
-        make=lambda n: of_points(n, grid=rand(4, 3, 5, 2)),
+        make=lambda n: of_points(n, grid=rand(3, 2, 3, 2)),
         reference=reference.sample_grid,
     ),
     "sample_trilinear, periodic": Contract(
         call=partial(ops.sample_trilinear, padding="periodic", align_corners=False),
-        make=lambda n: of_points(n, grid=rand(4, 3, 5, 2)) | {"points": rand(n, 3) * 3 - 1},
+        make=lambda n: of_points(n, grid=rand(3, 2, 3, 2)) | {"points": rand(n, 3) * 3 - 1},
         reference=partial(reference.sample_grid, padding="periodic", align_corners=False),
     ),
     "sample_trilinear, batch": Contract(
         call=ops.sample_trilinear,
-        make=lambda n: {"grid": rand(2, 4, 3, 5, 2), "points": of_points(2 * n)["points"].view(2, n, 3)},
+        make=lambda n: {"grid": rand(2, 3, 2, 3, 2), "points": of_points(2 * n)["points"].view(2, n, 3)},
         reference=lambda grid, points: torch.stack(list(map(reference.sample_grid, grid, points))),
     ),
     "sample_trilinear, with_gradient": Contract(
         call=partial(ops.sample_trilinear, with_gradient=True, padding="zeros"),
-        make=lambda n: of_points(n, grid=rand(4, 3, 5, 2)),
+        make=lambda n: of_points(n, grid=rand(3, 2, 3, 2)),
         reference=lambda grid, points: reference.sample_grid_with_gradient(grid, points, "zeros"),
     ),
     "sample_trilinear, nearest": Contract(
         call=partial(ops.sample_trilinear, mode="nearest"),
-        make=lambda n: of_points(n, grid=rand(4, 3, 5, 2)),
+        make=lambda n: of_points(n, grid=rand(3, 2, 3, 2)),
         reference=partial(reference.sample_grid, mode="nearest"),
     ),
     "sample_pyramid": Contract(
         call=ops.sample_pyramid,
-        make=lambda n: of_points(n, grids=[rand(4, 3, 5, 2), rand(2, 3, 2, 3)]),
+        make=lambda n: of_points(n, grids=[rand(3, 2, 3, 2), rand(2, 3, 2, 3)]),
         reference=by_levels,
     ),
     "sample_pyramid, sum": Contract(
         call=partial(ops.sample_pyramid, reduce="sum", padding="reflection"),
-        make=lambda n: of_points(n, grids=[rand(4, 3, 5, 2), rand(2, 3, 2, 2)]),
+        make=lambda n: of_points(n, grids=[rand(3, 2, 3, 2), rand(2, 3, 2, 2)]),
         reference=partial(by_levels, reduce="sum", padding="reflection"),
     ),
     "grid_sample": Contract(
         call=partial(ops.grid_sample, align_corners=True),
-        make=lambda n: {"input": rand(1, 2, 3, 4, 5), "grid": rand(1, n, 2, 2, 3) * 0.9},
+        make=lambda n: {"input": rand(1, 2, 2, 3, 2), "grid": rand(1, n, 1, 2, 3) * 0.9},
         reference=lambda input, grid: (
-            F.grid_sample(input, grid, align_corners=True) if grid.numel() else input.new_zeros(1, 2, 0, 2, 2)
+            F.grid_sample(input, grid, align_corners=True) if grid.numel() else input.new_zeros(1, 2, 0, 1, 2)
         ),
     ),
     "trilinear_interpolate": Contract(
@@ -224,7 +224,7 @@ SAMPLING = {
     ),
     "sample_in_box": Contract(
         call=lambda **x: TABLE["sample_in_box"](**x),
-        make=lambda n: of_points(n, grid=rand(4, 3, 5, 2)) | {"aabb": BOX.double(), "padding": 1},
+        make=lambda n: of_points(n, grid=rand(3, 2, 3, 2)) | {"aabb": BOX.double(), "padding": 1},
         reference=in_box,
     ),
 }
@@ -629,7 +629,7 @@ UPDATED = ("params", "exp_avgs", "exp_avg_sqs")
 IN_PLACE = {
     "accumulate_trilinear_": Contract(
         call=on_copies(accumulate_trilinear_, "sums"),
-        make=lambda n: of_points(n, sums=[rand(4, 3, 5, 2), rand(2, 3, 2, 3)], values=rand(n, 5)),
+        make=lambda n: of_points(n, sums=[rand(3, 2, 3, 2), rand(2, 3, 2, 3)], values=rand(n, 5)),
         reference=accumulated,
         dtypes=EVERY,
         coordinates=("sums", "points"),
