@@ -233,7 +233,7 @@ def test_opcheck(device, name):
     seen = set()
     for count in (8, 0):
         for op, arguments in raw_calls(device, name, count):
-            kind = op, repr([x if not isinstance(x, (torch.Tensor, list)) else "tensor" for x in arguments])
+            kind = op, count, repr([x if not isinstance(x, (torch.Tensor, list)) else "tensor" for x in arguments])
             if kind in seen:
                 continue
             seen.add(kind)
