@@ -405,7 +405,7 @@ def assert_mapped_or_refused(function, x, name, of_no_calls=True):
         assert not of_no_calls or not any(len(y) for y in torch.func.vmap(function, dim)(several.narrow(dim, 0, 0)))
 
 
-EVERY_TENSOR = [(name, key) for name in FUNCTIONS for key in named_tensors(CONTRACTS[name].arguments())]
+EVERY_TENSOR = [(name, key) for name in CONTRACTS for key in named_tensors(CONTRACTS[name].arguments())]
 
 
 @pytest.mark.usefixtures("_no_slow_vmap")
