@@ -61,6 +61,7 @@ class Contract:
         coordinates: The arguments that are never narrower than float32.
         blamed: The name in errors, if that is not the function's; or a pattern of it.
         in_place: Whether the function writes to its arguments, and is not differentiated.
+        constants: The arguments in which the function is not differentiated, though its reference is.
         any_size: Whether a compiler traces it once for all sizes.
         on_cuda: The dtypes on CUDA, if they are others.
     """
@@ -72,6 +73,7 @@ class Contract:
     coordinates: Sequence[str] = ()
     blamed: str = ""
     in_place: bool = False
+    constants: Sequence[str] = ()
     any_size: bool = True
     on_cuda: Sequence[torch.dtype] = ()
 
@@ -169,7 +171,7 @@ def by_levels(grids: Sequence[Tensor], points: Tensor, reduce: str = "concat", *
 
 def in_module(grid: Tensor, points: Tensor, aabb: Tensor) -> Tensor:
     """A module that samples at world positions, which calls sample_in_box where nothing is traced or transformed."""
-    module = VoxelGrid((4, 3, 5), 2, BOX, padding="zeros", device=grid.device)
+    module = VoxelGrid((3, 2, 3), 2, BOX, padding="zeros", device=grid.device)
     return functional_call(module, {"features": grid, "aabb": aabb}, (points,))
 
 
@@ -180,44 +182,44 @@ def in_box(grid: Tensor, points: Tensor, aabb: Tensor) -> Tensor:
 SAMPLING = {
     "sample_trilinear": Contract(
         call=ops.sample_trilinear,
-        make=lambda n: of_points(n, grid=rand(4, 3, 5, 2)),
+        make=lambda n: of_points(n, grid=rand(3, 2, 3, 2)),
         reference=reference.sample_grid,
     ),
     "sample_trilinear, periodic": Contract(
         call=partial(ops.sample_trilinear, padding="periodic", align_corners=False),
-        make=lambda n: of_points(n, grid=rand(4, 3, 5, 2)) | {"points": rand(n, 3) * 3 - 1},
+        make=lambda n: of_points(n, grid=rand(3, 2, 3, 2)) | {"points": rand(n, 3) * 3 - 1},
         reference=partial(reference.sample_grid, padding="periodic", align_corners=False),
     ),
     "sample_trilinear, batch": Contract(
         call=ops.sample_trilinear,
-        make=lambda n: {"grid": rand(2, 4, 3, 5, 2), "points": of_points(2 * n)["points"].view(2, n, 3)},
+        make=lambda n: {"grid": rand(2, 3, 2, 3, 2), "points": of_points(2 * n)["points"].view(2, n, 3)},
         reference=lambda grid, points: torch.stack(list(map(reference.sample_grid, grid, points))),
     ),
     "sample_trilinear, with_gradient": Contract(
         call=partial(ops.sample_trilinear, with_gradient=True, padding="zeros"),
-        make=lambda n: of_points(n, grid=rand(4, 3, 5, 2)),
+        make=lambda n: of_points(n, grid=rand(3, 2, 3, 2)),
         reference=lambda grid, points: reference.sample_grid_with_gradient(grid, points, "zeros"),
     ),
     "sample_trilinear, nearest": Contract(
         call=partial(ops.sample_trilinear, mode="nearest"),
-        make=lambda n: of_points(n, grid=rand(4, 3, 5, 2)),
+        make=lambda n: of_points(n, grid=rand(3, 2, 3, 2)),
         reference=partial(reference.sample_grid, mode="nearest"),
     ),
     "sample_pyramid": Contract(
         call=ops.sample_pyramid,
-        make=lambda n: of_points(n, grids=[rand(4, 3, 5, 2), rand(2, 3, 2, 3)]),
+        make=lambda n: of_points(n, grids=[rand(3, 2, 3, 2), rand(2, 3, 2, 3)]),
         reference=by_levels,
     ),
     "sample_pyramid, sum": Contract(
         call=partial(ops.sample_pyramid, reduce="sum", padding="reflection"),
-        make=lambda n: of_points(n, grids=[rand(4, 3, 5, 2), rand(2, 3, 2, 2)]),
+        make=lambda n: of_points(n, grids=[rand(3, 2, 3, 2), rand(2, 3, 2, 2)]),
         reference=partial(by_levels, reduce="sum", padding="reflection"),
     ),
     "grid_sample": Contract(
         call=partial(ops.grid_sample, align_corners=True),
-        make=lambda n: {"input": rand(1, 2, 3, 4, 5), "grid": rand(1, n, 2, 2, 3) * 0.9},
+        make=lambda n: {"input": rand(1, 2, 2, 3, 2), "grid": rand(1, n, 1, 2, 3) * 0.9},
         reference=lambda input, grid: (
-            F.grid_sample(input, grid, align_corners=True) if grid.numel() else input.new_zeros(1, 2, 0, 2, 2)
+            F.grid_sample(input, grid, align_corners=True) if grid.numel() else input.new_zeros(1, 2, 0, 1, 2)
         ),
     ),
     "trilinear_interpolate": Contract(
@@ -227,7 +229,7 @@ SAMPLING = {
     ),
     "sample_in_box": Contract(
         call=in_module,
-        make=lambda n: of_points(n, grid=rand(4, 3, 5, 2)) | {"aabb": BOX.double()},
+        make=lambda n: of_points(n, grid=rand(3, 2, 3, 2)) | {"aabb": BOX.double()},
         reference=in_box,
     ),
 }
@@ -422,6 +424,7 @@ COLORS = {
         reference=viewed,
         dtypes=EVERY,
         coordinates=("directions",),
+        constants=("directions",),
     ),
     "pixel_colors": Contract(
         call=pixel_colors,
@@ -441,6 +444,7 @@ COLORS = {
         reference=lambda pixels, truth: (pixels - truth).square().sum() / (3 * max(len(truth), 1)),
         dtypes=WIDE,
         blamed="colou?r.error|errors of colours",
+        constants=("truth",),
     ),
     "sample_color_error": Contract(
         call=sample_color_error,
@@ -457,6 +461,7 @@ COLORS = {
         dtypes=WIDE,
         blamed="colou?r.error|errors of colours",
         any_size=False,
+        constants=("weights", "truth"),
     ),
 }
 
@@ -631,7 +636,7 @@ UPDATED = ("params", "exp_avgs", "exp_avg_sqs")
 IN_PLACE = {
     "accumulate_trilinear_": Contract(
         call=on_copies(accumulate_trilinear_, "sums"),
-        make=lambda n: of_points(n, sums=[rand(4, 3, 5, 2), rand(2, 3, 2, 3)], values=rand(n, 5)),
+        make=lambda n: of_points(n, sums=[rand(3, 2, 3, 2), rand(2, 3, 2, 3)], values=rand(n, 5)),
         reference=accumulated,
         dtypes=EVERY,
         coordinates=("sums", "points"),

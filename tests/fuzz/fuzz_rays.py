@@ -335,7 +335,7 @@ RAYS = {
     "select_samples": Subject(
         ops.select_samples,
         _select_arguments(),
-        reference.select,
+        lambda density, dt, **x: reference.select(density, dt=_lengths(dt, density), **x),
         compare=_same_samples,
         check_extreme=_other_rays_selected,
         extreme=("density", "positions", "t", "dt"),

@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from op_contracts import BOXES, CONTRACTS
+from op_contracts import BOXES, CONTRACTS, tensors
+from op_contracts import RAYS as RAYS_OF_SAMPLES
 from pyramid_scene import OCCUPANCY_BOX, STEP, make_rays, on
 from test_march_visible import make_scene as make_pyramid_scene
 from test_march_visible import settings as pyramid_settings
@@ -28,10 +29,6 @@ COUNTS = torch.tensor([3, 0, 5, 70, 4, 1, 0, 9, 12, 8, 30, 0, 2] + [6] * (RAYS -
 OFFSETS = torch.cat((torch.zeros(1, dtype=torch.int64), COUNTS.cumsum(0)))
 M = int(OFFSETS[-1])
 ROWS = torch.arange(RAYS).repeat_interleave(COUNTS)
-
-
-def weighted(composite):
-    return (composite.rgb, composite.opacity, composite.depth_sum, composite.weights)
 
 
 def selected(offsets, **samples):
@@ -56,30 +53,19 @@ def info(offsets):
     return torch.stack((offsets[:-1], offsets.diff()), dim=1)
 
 
+def row_of(name):
+    """The inputs of a row of the table of contracts that have a value for each sample, and a function of these."""
+    row = CONTRACTS[name]
+    rest = row.arguments()
+    each = [key for key, x in rest.items() if isinstance(x, torch.Tensor) and x.shape[:1] == (8,)]
+    settings = {key: x for key, x in rest.items() if not isinstance(x, torch.Tensor)}
+    return each, lambda offsets, **x: tensors(row.call(**settings, **x, ray_offsets=offsets))
+
+
 # The names of inputs (M,), (M, 3) for rgb and positions, and a function of offsets and these.
 PACKED = {
-    "composite": (
-        ("density", "rgb", "t", "dt"),
-        lambda offsets, **x: (*weighted(c := ops.composite(**x, ray_offsets=offsets, distortion=True)), c.distortion),
-    ),
-    "composite_alphas": (
-        ("alpha", "rgb", "t"),
-        lambda offsets, **x: weighted(ops.composite_alphas(**x, ray_offsets=offsets)),
-    ),
-    "ray_weights": (("density", "dt"), lambda offsets, **x: (ops.ray_weights(**x, ray_offsets=offsets),)),
-    "ray_transmittance": (("density", "dt"), lambda offsets, **x: (ops.ray_transmittance(**x, ray_offsets=offsets),)),
-    "alpha_weights": (("alpha",), lambda offsets, alpha: (ops.alpha_weights(alpha, offsets),)),
-    "alpha_transmittance": (("alpha",), lambda offsets, alpha: (ops.alpha_transmittance(alpha, offsets),)),
-    "sum_along_rays": (("rgb", "t"), lambda offsets, rgb, t: (ops.sum_along_rays(rgb, offsets, t),)),
-    **{
-        name: (("dt",), lambda offsets, dt, name=name: (getattr(ops, name)(dt, offsets),))
-        for name in ("inclusive_sum", "exclusive_sum", "inclusive_prod", "exclusive_prod")
-    },
+    **{name: row_of(name) for name, row in RAYS_OF_SAMPLES.items() if "ray_offsets" in row.arguments()},
     "select_samples": (("density", "positions", "t", "dt"), selected),
-    "importance_sample": (
-        ("t", "ends", "weights"),
-        lambda offsets, t, ends, weights: (ops.importance_sample(t, ends, weights, 9, offsets),),
-    ),
     "nerfacc, from densities": (
         ("t", "ends", "density"),
         lambda offsets, t, ends, density: nerfacc.render_weight_from_density(t, ends, density, info(offsets)),
@@ -87,6 +73,7 @@ PACKED = {
     "nerfacc, from alphas": (("alpha",), lambda offsets, alpha: nerfacc.render_weight_from_alpha(alpha, info(offsets))),
     "nerfacc, drawn": (("ends", "weights"), drawn_in_rows),
 }
+PACKED = {name: row for name, row in PACKED.items() if row[0] and "one length" not in name}
 PACKED_INPUTS = [(op, name) for op, (names, _) in PACKED.items() for name in names]
 
 
@@ -95,6 +82,7 @@ def packed_inputs(names, device):
     t = 1 + torch.rand(M, generator=generator).cumsum(0)
     made = {"density": 4 * torch.rand(M, generator=generator), "alpha": torch.rand(M, generator=generator)}
     made |= {"rgb": torch.rand(M, 3, generator=generator), "positions": torch.rand(M, 3, generator=generator)}
+    made |= {"values": made["rgb"][:, :2], "t_starts": t, "t_ends": t + 0.1}
     made |= {"t": t, "ends": t + 0.1, "dt": 0.1 + torch.rand(M, generator=generator)}
     made["weights"] = torch.rand(M, generator=generator) * (torch.rand(M, generator=generator) < 0.7)
     made["weights"][OFFSETS[BROKEN] : OFFSETS[BROKEN + 1]] = 0.0  # where lengths are used in their place

@@ -138,9 +138,11 @@ def test_values_and_gradients_match_the_reference(device, name, dtype, count):
     )
     actual = torch.autograd.grad([x for x, _ in trained], list(leaves.values()), grads, allow_unused=True)
     for key, one, other in zip(leaves, actual, wanted, strict=True):
-        if one is not None:
-            assert one.dtype == leaves[key].dtype
-            assert_matches(one.cpu(), other, f"gradient of {key}")
+        if one is None:
+            assert key in row.constants or not other.any(), f"{key} has no gradient"
+            continue
+        assert one.dtype == leaves[key].dtype
+        assert_matches(one.cpu(), other, f"gradient of {key}")
 
 
 @every_dtype
@@ -205,7 +207,9 @@ def test_a_backward_pass_leaves_nothing_to_the_garbage_collector(name):
 # --- compilers and registration
 
 
-@every_row
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.sweep) if name.endswith("equal rays") else name for name in CONTRACTS]
+)
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.sweep)])
 def test_compiles_whole_with_any_size(device, name, backend):
     torch.compiler.reset()
@@ -229,7 +233,7 @@ def test_opcheck(device, name):
     seen = set()
     for count in (8, 0):
         for op, arguments in raw_calls(device, name, count):
-            kind = op, repr([x if not isinstance(x, (torch.Tensor, list)) else "tensor" for x in arguments])
+            kind = op, count, repr([x if not isinstance(x, (torch.Tensor, list)) else "tensor" for x in arguments])
             if kind in seen:
                 continue
             seen.add(kind)
@@ -401,7 +405,7 @@ def assert_mapped_or_refused(function, x, name, of_no_calls=True):
         assert not of_no_calls or not any(len(y) for y in torch.func.vmap(function, dim)(several.narrow(dim, 0, 0)))
 
 
-EVERY_TENSOR = [(name, key) for name in FUNCTIONS for key in named_tensors(CONTRACTS[name].arguments())]
+EVERY_TENSOR = [(name, key) for name in CONTRACTS for key in named_tensors(CONTRACTS[name].arguments())]
 
 
 @pytest.mark.usefixtures("_no_slow_vmap")

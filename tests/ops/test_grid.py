@@ -386,25 +386,6 @@ def test_cpu_gradient_is_the_same_bits_for_any_number_of_threads():
 # --- registration: schemas, fakes, autograd, compile
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"grid": torch.ones(2, 2, 2)}, "grid must have shape"),
-        ({"points": torch.ones(5, 2)}, "points must have shape"),
-        ({"points": torch.ones(5, 3, dtype=torch.float64)}, "points must be"),
-        ({"aabb": torch.ones(3, 2)}, "aabb must have shape"),
-        ({"aabb": torch.ones(2, 3, dtype=torch.float64)}, "aabb must be"),
-        ({"padding": 5}, "padding must be 0 to 4, got 5"),
-    ],
-    ids=str,
-)
-def test_sampling_in_a_box_protects_memory(changes, message):
-    _library.ensure_loaded("cpu")
-    arguments = {"grid": torch.ones(2, 2, 2, 1), "points": torch.ones(5, 3), "aabb": torch.ones(2, 3), "padding": 0}
-    with pytest.raises(RuntimeError, match=message):
-        torch.ops.voxelfield.sample_in_box(**arguments | changes)
-
-
 def test_meta_tensors_are_checked_as_others_are():
     grid = torch.empty(2, 3, 4, 5, device="meta")
     for points, error in [
@@ -732,7 +713,7 @@ def tensors(grid=(2, 2, 2, 3), points=(5, 3), grid_dtype=torch.float32, points_d
 def raw_mistakes(device):
     """A raw op, its arguments, and what the error must say."""
     grid, points = torch.zeros(1, 2, 2, 2, 3, device=device), torch.zeros(1, 5, 3, device=device)
-    values, double = torch.zeros(1, 5, 3, device=device), points.double()
+    values = torch.zeros(1, 5, 3, device=device)
     options, shape = (0, True, False, False, False), [2, 2, 2, 3]
     jet, add = (0, True, False, False, True), (0, True, False, True, False)
 
@@ -747,15 +728,12 @@ def raw_mistakes(device):
         ([grid[:, :, :0]], points, *options),
         "grid must have 1 to 2^30 vertices along each axis, got shape (1, 2, 0, 2, 3)",
     )
-    for wrong in (points[..., :2], points[0], points.expand(2, 5, 3), double):
-        yield sample, ([grid], wrong, *options), f"points {misfit(points, wrong, '(1, *, 3)')}"
-    yield (
-        sample,
-        ([grid.long()], points, *options),
-        "to be interpolated, got int64: convert it",
-    )
+    yield sample, ([grid.long()], points, *options), "to be interpolated, got int64: convert it"
     two = [grid, grid[..., :2]]
     yield sample, (two, points, *add), "grids[1] must have 3 channels to be added to the first grid, got 2"
+
+    in_box = grid[0], points[0], torch.ones(2, 3, device=device), 5
+    yield "sample_in_box", in_box, "padding must be 0 to 4, got 5"
 
     splat = "splat_trilinear"
     for wrong in (values[:, :4], values[0]):
@@ -771,8 +749,7 @@ def raw_mistakes(device):
     )
 
     gradient = "point_gradient_trilinear"
-    for wrong in (values[..., :2], values[:, :4], values.double()):
-        yield gradient, (wrong, [grid], points, *options), f"values {misfit(values, wrong)}"
+    yield gradient, (values[..., :2], [grid], points, *options), f"values {misfit(values, values[..., :2])}"
     yield gradient, (values, [grid[0]], points, *options), f"points {misfit(points, points, '(*, 3)')}"
 
 
@@ -785,7 +762,7 @@ def misfit(like, actual, shape=None):
     return f"must have shape {shape or tuple(like.shape)}, got {tuple(actual.shape)}"
 
 
-@pytest.mark.parametrize("mistake", range(21))
+@pytest.mark.parametrize("mistake", range(16))
 def test_raw_ops_refuse_what_does_not_fit(device, mistake):
     _library.ensure_loaded(device.type)
     name, arguments, message = list(raw_mistakes(device))[mistake]
@@ -794,7 +771,7 @@ def test_raw_ops_refuse_what_does_not_fit(device, mistake):
 
 
 def test_raw_mistakes_are_all_tried():
-    assert len(list(raw_mistakes(torch.device("cpu")))) == 21
+    assert len(list(raw_mistakes(torch.device("cpu")))) == 16
 
 
 # --- CUDA only

@@ -12,7 +12,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils._pytree import tree_flatten
 
 from voxelfield import _library
-from voxelfield.ops import grid_sample, sample_pyramid, sample_trilinear, trilinear_interpolate
+from voxelfield.ops import sample_pyramid, sample_trilinear, trilinear_interpolate
 
 
 def pyramid(sample):
@@ -76,11 +76,6 @@ def scalar(sample):
 
 
 @every_op
-def test_grad_of_both(device, op):
-    compare(op, device, lambda sample: grad(scalar(sample), argnums=(0, 1)))
-
-
-@every_op
 @both_arguments
 @pytest.mark.parametrize("outer", [jacrev, jacfwd])
 def test_jacobians(device, op, argument, outer):
@@ -131,22 +126,6 @@ def test_vjp_called_after_its_function_has_returned(device, op):
         def run(*inputs):
             value, pull = vjp(sample, *inputs)
             return value, pull(torch.randn_like(value)), pull(torch.ones_like(value))
-
-        return run
-
-    compare(op, device, transform)
-
-
-@every_op
-def test_forward_mode_of_plain_autograd(device, op):
-    def transform(sample):
-        def run(source, points):
-            with forward_ad.dual_level():
-                dual = sample(
-                    forward_ad.make_dual(source, torch.randn_like(source)),
-                    forward_ad.make_dual(points, torch.randn_like(points)),
-                )
-                return forward_ad.unpack_dual(dual).tangent
 
         return run
 
@@ -500,21 +479,3 @@ def test_a_refusal_leaves_later_calls_alone(device):
         with pytest.raises(RuntimeError):  # as torch's own functions raise it
             sample_trilinear(*arguments)
     assert torch.equal(sample_trilinear(grid, points), expected)
-
-
-# --- what stands on the ops
-
-
-def test_transforms_of_grid_sample(device):
-    volumes = torch.randn(2, 3, 4, 5, 4, device=device, dtype=torch.float64)
-    where = torch.rand(2, 2, 3, 2, 3, device=device, dtype=torch.float64) * 2 - 1
-
-    def total(sample):
-        return lambda v, w: sample(v, w, align_corners=True).square().sum()
-
-    assert_same(
-        grad(total(grid_sample), argnums=(0, 1))(volumes, where),
-        grad(total(torch.nn.functional.grid_sample), argnums=(0, 1))(volumes, where),
-    )
-    one_by_one = vmap(lambda v, w: grid_sample(v[None], w[None], align_corners=True)[0])(volumes, where)
-    assert_same(one_by_one, torch.nn.functional.grid_sample(volumes, where, align_corners=True))
