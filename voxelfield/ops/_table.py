@@ -121,6 +121,7 @@ class Op:
     written: tuple[int, ...] = field(default=(), init=False)
     outputs: tuple[str, ...] = field(default=(), init=False)
     _kinds: tuple[str, ...] = field(default=(), init=False)
+    _first: int = field(default=0, init=False)
     _apply: Callable[..., Any] | None = field(default=None, init=False)
     _record: Callable[..., Any] | None = field(default=None, init=False)
     _check: Callable[..., None] | None = field(default=None, init=False)
@@ -139,6 +140,7 @@ class Op:
         self.outputs = tuple(x.name for x in schema.returns)
         self._kinds = tuple(str(x.type) for x in schema.arguments)
         self.tensors = tuple(name for name, kind in zip(self.arguments, self._kinds, strict=True) if "Tensor" in kind)
+        self._first = self._kinds.index("Tensor") if "Tensor" in self._kinds else 0
         self.written = tuple(i for i, x in enumerate(schema.arguments) if x.alias_info and x.alias_info.is_write)
         self._check = None if self.check is None else self._by_name(self.check)
         if self.derivative in ("gradients", "last"):
@@ -164,7 +166,7 @@ class Op:
         try:
             if is_compiling() or is_tracing():
                 return self._run_traced(arguments)
-            first = arguments[0]
+            first = arguments[self._first]
             if (first.device if isinstance(first, Tensor) else _device(arguments)) not in _served:
                 _serve(arguments)
             if self.written:
