@@ -10,21 +10,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-_WORDS = [
-    b"nan",
-    b"inf",
-    b"-1",
-    b"0",
-    b"1e308",
-    b"1e-320",
-    b"9" * 400,
-    b"text",
-    b"",
-    b"\xff\xfe",
-    b"0x10",
-    b"1_000",
-    b"#",
-]
+_WORDS = [*b"nan inf -1 0 1e308 1e-320 text 0x10 1_000 #".split(), b"9" * 400, b"", b"\xff\xfe"]
 _BYTES = [
     b"\0" * 8,
     b"\xff" * 8,

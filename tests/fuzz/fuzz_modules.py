@@ -374,15 +374,29 @@ def _same_pixels(arguments: dict[str, Any], actual: Any, expected: Any) -> None:
 
 
 MODULES = {
-    "VoxelGrid": Subject(_grid, _grid_arguments(), _grid_reference, extreme=("points", "aabb")),
+    "VoxelGrid": Subject(_grid, _grid_arguments(), _grid_reference, extreme=("points", "aabb"), rows=("points",)),
     "VoxelPyramid": Subject(
-        _pyramid, _pyramid_arguments(), _pyramid_reference, extreme=("points", "aabb"), names=("resolution",)
+        _pyramid,
+        _pyramid_arguments(),
+        _pyramid_reference,
+        extreme=("points", "aabb"),
+        rows=("points",),
+        names=("resolution",),
     ),
     "GridAdam": Subject(
-        _adam, _adam_arguments(), _adam_reference, extreme=("values",), names=("params", "optimizer", "param_groups")
+        _adam,
+        _adam_arguments(),
+        _adam_reference,
+        extreme=("values",),
+        rows=("values",),
+        names=("params", "optimizer", "param_groups"),
     ),
     "Cameras": Subject(
-        _cast, _camera_arguments(), _cast_reference, extreme=("c2w", "intrinsics", "pixels", "aabb"), names=("Cameras",)
+        _cast,
+        _camera_arguments(),
+        _cast_reference,
+        extreme=("c2w", "intrinsics", "pixels", "aabb"),
+        names=("Cameras",),
     ),
     "Lens": Subject(
         _through_lens,
@@ -390,14 +404,25 @@ MODULES = {
         _pixels_of,
         compare=_same_pixels_through_lens,
         extreme=("coefficients", "pixels"),
+        rows=("pixels",),
         names=("Lens", "camera_index"),
     ),
     "OccupancyGrid": Subject(
         _restricted, _occupancy_arguments(), _restricted_reference, compare=_same_cells, extreme=("aabb",)
     ),
-    "RadianceField": Subject(_evaluate, _field_arguments(), _evaluate_reference, extreme=("points", "directions")),
+    "RadianceField": Subject(
+        _evaluate,
+        _field_arguments(),
+        _evaluate_reference,
+        extreme=("points", "directions"),
+        rows=("points", "directions"),
+    ),
     "CallbackField": Subject(
-        _ask_callback, _callback_arguments(), lambda aabb, points: points.square().sum(-1), extreme=("points", "aabb")
+        _ask_callback,
+        _callback_arguments(),
+        lambda aabb, points: points.square().sum(-1),
+        extreme=("points", "aabb"),
+        rows=("points",),
     ),
     "FieldRenderer": Subject(
         _draw_view,

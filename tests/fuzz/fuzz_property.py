@@ -35,10 +35,6 @@ def assert_all_match(arguments: dict[str, Any], actual: Sequence[Tensor], expect
         assert_matches(a.detach().cpu(), e.detach(), f"result {index}")
 
 
-def anything_finite(arguments: dict[str, Any], result: tuple[Tensor, ...]) -> None:
-    """Accepts every result: for ops of which nothing is promised for numbers that are not finite."""
-
-
 @dataclass(frozen=True)
 class Subject:
     """A function or a class to try.
@@ -51,6 +47,7 @@ class Subject:
         compare: Raises AssertionError unless results fit those of the reference.
         check_extreme: Raises AssertionError unless results fit arguments that are not finite or extreme.
         extreme: The arguments that such numbers are put into.
+        rows: The arguments whose rows belong to the rows of the results: an extreme row must not change others.
         names: What a refusal may name beside the arguments.
     """
 
@@ -59,8 +56,9 @@ class Subject:
     reference: Callable[..., Any]
     trained: tuple[str, ...] = ()
     compare: Callable[[dict[str, Any], Sequence[Tensor], Sequence[Tensor]], None] = assert_all_match
-    check_extreme: Callable[[dict[str, Any], tuple[Tensor, ...]], None] = anything_finite
+    check_extreme: Callable[[dict[str, Any], tuple[Tensor, ...]], None] | None = None
     extreme: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
 
 
@@ -108,11 +106,15 @@ def tensors_of(arguments: dict[str, Any], names: Iterable[str]) -> list[Tensor]:
     return found
 
 
+def _moderate(x: Tensor) -> Tensor:
+    # As float64, because torch compares no numbers of 8 bits.
+    return x.double().abs() <= _LARGE if x.is_floating_point() else torch.ones_like(x, dtype=torch.bool)
+
+
 def is_moderate(arguments: dict[str, Any]) -> bool:
     """Tells whether all numbers are finite and of a size at which float32 can be compared with float64."""
     for x in tensors_of(arguments, arguments):
-        # As float64, because torch compares no numbers of 8 bits.
-        if x.is_meta or x.is_complex() or (x.is_floating_point() and not bool((x.double().abs() <= _LARGE).all())):
+        if x.is_meta or x.is_complex() or not bool(_moderate(x).all()):
             return False
     plain = [x for x in arguments.values() if isinstance(x, (int, float)) and not isinstance(x, bool)]
     return all(abs(x) <= _LARGE for x in plain)
@@ -162,12 +164,31 @@ def _gradients(results: tuple[Tensor, ...], inputs: list[Tensor]) -> list[Tensor
     return [torch.zeros_like(x) if grad is None else grad for x, grad in zip(inputs, grads, strict=True)]
 
 
+def check_extremes(name: str, subject: Subject, arguments: dict[str, Any], result: tuple[Tensor, ...]) -> None:
+    """Fails unless the same call gives the same result, whose rows of moderate numbers are those of the reference."""
+    if any(x.is_meta for x in result):
+        return  # there are no values
+    for first, second in zip(result, _flat(subject.call(**arguments)), strict=True):
+        torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
+    if subject.check_extreme is not None:
+        subject.check_extreme(arguments, result)
+    tally[name]["extreme values survived"] += 1
+    rows = {name: arguments[name] for name in subject.rows}
+    if not rows or not is_moderate({name: x for name, x in arguments.items() if name not in rows}):
+        return
+    if any(not isinstance(x, Tensor) or x.dim() == 0 or len(x) != len(result[0]) or len(x) == 0 for x in rows.values()):
+        return
+    kept = torch.stack([_moderate(x).reshape(len(x), -1).all(1) for x in rows.values()]).all(0)
+    some = arguments | {name: x[kept] for name, x in rows.items()}
+    subject.compare(some, tuple(x[kept] for x in result), _flat(subject.reference(**doubles(some))))
+    tally[name]["other rows compared"] += int(kept.sum()) < len(kept)
+
+
 def try_extreme(name: str, subject: Subject, arguments: dict[str, Any]) -> None:
     """Fails unless numbers that are not finite or extreme are refused, or give what is promised for them."""
     result = attempt(name, lambda: subject.call(**arguments), (*arguments, *subject.names))
     if result is not None:
-        subject.check_extreme(arguments, _flat(result))
-        tally[name]["extreme values survived"] += 1
+        check_extremes(name, subject, arguments, _flat(result))
 
 
 def try_broken(name: str, subject: Subject, arguments: dict[str, Any]) -> None:
@@ -176,8 +197,7 @@ def try_broken(name: str, subject: Subject, arguments: dict[str, Any]) -> None:
     if result is None:
         return
     if not is_moderate(arguments):
-        subject.check_extreme(arguments, _flat(result))
-        tally[name]["extreme values survived"] += 1
+        check_extremes(name, subject, arguments, _flat(result))
         return
     subject.compare(arguments, _flat(result), _flat(subject.reference(**doubles(arguments))))
     tally[name]["values compared"] += 1

@@ -55,6 +55,7 @@ REPLACED = r"^features must be the parameters that enable_copies copied, got oth
 RULE = {"lr": 0.1, "eps": 1e-2}
 
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -331,6 +332,7 @@ REFUSED = {
     (VoxelPyramid, ValueError): [
         *NOT_A_BOX,
         ({"reduce": "mean"}, r"reduce must be one of .*concat.*sum.* got 'mean'"),
+        ({"padding": torch.zeros(2, 3)}, "padding must be one of"),
         ({"padding": "periodic"}, "padding must not be 'periodic'"),
         ({"resolutions": (8, 8)}, r"resolutions must rise from at least 2, got \[8, 8\]"),
         ({"resolutions": ()}, "resolutions must rise"),

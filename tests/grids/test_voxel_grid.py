@@ -98,12 +98,6 @@ def test_vertices_and_voxel_size(device):
     assert torch.equal(vertices[-1, 0, -1, 0::2], grid.aabb[1, 0::2])
 
 
-@pytest.mark.parametrize("resolution", [(4, 6, 5), (1, 3, 2)])
-def test_vertices_read_their_features(device, resolution):
-    grid = make_grid(resolution, device=device)
-    torch.testing.assert_close(grid(grid.vertices()), grid.features, atol=1e-5, rtol=1e-5)
-
-
 # --- sampling
 
 

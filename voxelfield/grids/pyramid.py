@@ -18,7 +18,7 @@ from voxelfield.grids.resampling import refuse_computed
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
 from voxelfield.grids.working_copies import Combination, WorkingCopies, sample_levels
-from voxelfield.ops._grids import Padding
+from voxelfield.ops._grids import PADDINGS, Padding
 from voxelfield.ops.pyramid import REDUCTIONS, Reduction
 
 # 128 bytes of float32 at 4 channels: the optimizer's tiles of vertices begin at multiples of this.
@@ -94,6 +94,7 @@ class VoxelPyramid(Grid):
             raise ArgumentValueError(f"init_range must be one number or {len(resolutions)}, got {bounds}")
         for bound in bounds:
             check_not_negative("init_range", bound)
+        check_choice("padding", padding, PADDINGS)
         if padding == "periodic":
             raise ArgumentValueError("padding must not be 'periodic', because levels would have different periods")
         if sparse_resolutions and (reduce, padding) != ("concat", "border"):
