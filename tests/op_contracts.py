@@ -17,12 +17,11 @@ import torch
 from op_testing import points_off_faces
 from tolerances import arithmetic
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from voxelfield import Lens, VoxelGrid, _library, ops
+from voxelfield import Lens, _library, ops
 from voxelfield.fields.decoders import spherical_harmonics
 from voxelfield.ops._internal import optim
 from voxelfield.ops._internal.accumulate import accumulate_trilinear_
@@ -39,6 +38,7 @@ from voxelfield.ops._internal.render_image import (
     render_pyramid_image,
 )
 from voxelfield.ops._internal.sparse_grid import atlas_coordinates, sum_duplicates_
+from voxelfield.ops._table import TABLE
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 BOX = torch.tensor([[-1.0] * 3, [1.0] * 3])
@@ -169,14 +169,9 @@ def by_levels(grids: Sequence[Tensor], points: Tensor, reduce: str = "concat", *
     return torch.cat(each, dim=-1) if reduce == "concat" else torch.stack(each).sum(0)
 
 
-def in_module(grid: Tensor, points: Tensor, aabb: Tensor) -> Tensor:
-    """A module that samples at world positions, which calls sample_in_box where nothing is traced or transformed."""
-    module = VoxelGrid((3, 2, 3), 2, BOX, padding="zeros", device=grid.device)
-    return functional_call(module, {"features": grid, "aabb": aabb}, (points,))
-
-
-def in_box(grid: Tensor, points: Tensor, aabb: Tensor) -> Tensor:
-    return reference.sample_grid(grid, (points - aabb[0]) / (aabb[1] - aabb[0]), "zeros")
+def in_box(grid: Tensor, points: Tensor, aabb: Tensor, padding: int) -> tuple[Tensor, Tensor]:
+    unit = (points - aabb[0]) / (aabb[1] - aabb[0])
+    return reference.sample_grid(grid, unit, "zeros"), unit
 
 
 SAMPLING = {
@@ -228,16 +223,14 @@ SAMPLING = {
         reference=reference.interpolate_cells,
     ),
     "sample_in_box": Contract(
-        call=in_module,
-        make=lambda n: of_points(n, grid=rand(3, 2, 3, 2)) | {"aabb": BOX.double()},
+        call=lambda **x: TABLE["sample_in_box"](**x),
+        make=lambda n: of_points(n, grid=rand(3, 2, 3, 2)) | {"aabb": BOX.double(), "padding": 1},
         reference=in_box,
     ),
 }
 for name, row in SAMPLING.items():
     options = {"dtypes": EVERY, "coordinates": ("points", "aabb", "grid" if name == "grid_sample" else "")}
     SAMPLING[name] = replace(row, **options, blamed="trilinear sampling|sampling with_gradient|sample_in_box")
-# Positions in float64 never reach the op, and a module has one resolution.
-SAMPLING["sample_in_box"] = replace(SAMPLING["sample_in_box"], dtypes=SINGLE, any_size=False)
 
 # --- rays of samples
 
@@ -652,7 +645,7 @@ IN_PLACE = {
     "grid_total_variation_grad_": Contract(
         call=on_copies(optim.grid_total_variation_grad_, "grad"),
         make=lambda n: {"grad": torch.rand(n, 3, 4, 2), "param": torch.rand(n, 3, 4, 2), "weights": torch.ones(3)},
-        reference="tests/grids/test_training_tools.py",
+        reference="tests/grids/test_every_grid.py",
     ),
     "sum_duplicates_": Contract(
         call=on_copies(sum_duplicates_, "sums"),

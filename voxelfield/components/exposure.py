@@ -179,11 +179,9 @@ class AffineExposure(Correction):
         exposure.load_state_dict(state)
         return exposure.requires_grad_(False)
 
-    def load_state_dict(self, state: Mapping[str, Any], *args: Any, **options: Any) -> Any:
-        """Loads a state that ``state_dict`` returned, from any device."""
-        result = super().load_state_dict(state, *args, **options)
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
         self._applies = bool(self.applied)
-        return result
 
     @torch.no_grad()
     def before_step(self, step: int) -> None:

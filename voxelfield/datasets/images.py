@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -189,7 +189,8 @@ def _read_grey(path: Path, size: Size) -> Image.Image:
             # A pixel is black if all of its channels are.
             grey = functools.reduce(ImageChops.lighter, _converted(image, "RGB").split())
         if "A" in image.getbands() or "transparency" in image.info:
-            alpha, (low, high) = image.convert("RGBA").getchannel("A"), grey.getextrema()
+            alpha = image.convert("RGBA").getchannel("A")
+            low, high = cast("tuple[int, int]", grey.getextrema())  # of a single channel
             # Where nothing is black, or all is, the mask is the alpha channel.
             if low > 0:
                 grey = ImageChops.darker(grey, alpha)

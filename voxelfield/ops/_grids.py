@@ -130,12 +130,28 @@ def grid_options(
 
 
 class SampleInBox(OpFunction):
-    """Samples one grid at world positions; neither these nor the box get a gradient.
+    """Samples one grid at world positions.
 
-    Returns the values, and where the points lie in the unit cube.
+    Returns the values, and where the points lie in the unit cube. Where positions or the box get a gradient, and in a
+    transform, the positions are moved to the cube before.
     """
 
     forward = run_raw("sample_in_box")
+
+    @classmethod
+    def apply_recorded(cls, *inputs: Any) -> Any:
+        """See :class:`OpFunction`."""
+        _, points, aabb, _ = inputs
+        if points.requires_grad or aabb.requires_grad:
+            return cls.apply_transformed(*inputs)
+        return super().apply_recorded(*inputs)
+
+    @classmethod
+    def apply_transformed(cls, *inputs: Any) -> tuple[Tensor, Tensor]:
+        """See :class:`OpFunction`."""
+        grid, points, aabb, padding = inputs
+        unit = (points - aabb[0]) / (aabb[1] - aabb[0])
+        return Gather.apply(grid, unit, grid_stencil(padding, True, False, False, False)), unit
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

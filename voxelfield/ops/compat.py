@@ -93,7 +93,8 @@ def grid_sample(
         "align_corners": truth_of("align_corners", align_corners),
         "mode": _MODES[mode],
     }
-    few = depth * height * width * math.prod(batch) >= _FEW_POINTS * points[..., 0].numel()
+    count = points[..., 0].numel()
+    few = 0 < count * _FEW_POINTS <= depth * height * width * math.prod(batch)
     if not (few and channels > 1 and volume.is_contiguous()) or needs_long_path():
         sampled = sample_trilinear(volume.movedim(-4, -1).contiguous(), points, **options)
         return sampled.movedim(-1, 1).contiguous()
