@@ -9,7 +9,7 @@ from short_runs import run
 
 from voxelfield.cli import machine
 from voxelfield.cli.command import main, one_line_records
-from voxelfield.messages import one_line
+from voxelfield.messages import error_in_words, one_line
 
 FORGED = "lego\n[2026-01-01 00:00:00,000][train][ERROR] - all is lost\x1b[2J"
 
@@ -61,3 +61,8 @@ def test_a_run_whose_scene_has_such_a_name_logs_no_forged_record(tmp_path):
         assert status == 2, text
         assert "\x1b" not in text
         assert not [line for line in text.splitlines() if line.startswith("[2026-01-01")]
+
+
+def test_the_words_of_an_error_from_elsewhere_cannot_control_a_terminal():
+    error = type("\n\x1b[31mRed", (BaseException,), {})("\x1b[2J\ngone")
+    assert error_in_words(error) == r"\x1b[31mRed: \x1b[2J gone"
