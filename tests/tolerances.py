@@ -6,7 +6,7 @@ error has two parts:
 - the final rounding, at most half a unit in the last place of each element: ``rtol`` is one ``eps`` of the result's
   dtype;
 - what arithmetic loses: a coordinate ``p * (R - 1)`` rounded at R <= 16 moves a weight by up to R/2 ``eps``, and sums
-  of products add a few more, relative to the largest terms rather than to a result that may cancel. ``atol`` is 64
+  of products add a few more, relative to the largest terms rather than to a result that may cancel. ``atol`` is 128
   ``eps`` of the arithmetic's dtype, times the largest magnitude in the reference (at least 1).
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-ARITHMETIC_EPS = 64
+ARITHMETIC_EPS = 128
 
 
 def arithmetic(dtype: torch.dtype) -> torch.dtype:

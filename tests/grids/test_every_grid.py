@@ -895,7 +895,8 @@ def test_compiled(device, kind):
             model.zero_grad()
             version(points).float().square().sum().backward()
             gradients.append([level.grad.clone() for level in model.levels])
-        torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-3)
+        # Sums over 16-bit values in another order.
+        torch.testing.assert_close(*gradients, rtol=5e-3, atol=5e-3)
         optimizer.step()
         assert_reads_its_features(model, points)
 
