@@ -8,9 +8,11 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
+from plyfile import PlyData, PlyElement
 
 from voxelfield.datasets.loading import load_scene
 
@@ -204,12 +206,56 @@ def test_keys_without_effect_are_named_once(tmp_path, caplog):
     assert sorted(told) == [
         ("WARNING", f"{file}: 'camera_angle_x' ({wide}) has no effect, because 'fl_x' (50.0) is another focal length"),
         ("WARNING", f"{file}: 1 files of depths are missing, the first is {tmp_path / 'depth' / 'a.png'}"),
+        ("WARNING", f"{file}: the file of points, {tmp_path / 'sparse_pc.ply'}, is missing"),
         (
             "WARNING",
-            f"{file}: these keys have no effect: 'white_transparent' (True), 'ply_file_path' ('sparse_pc.ply'), "
-            "'normal_path' ('a.png'), 'convention' ('opencv')",
+            f"{file}: these keys have no effect: 'white_transparent' (True), 'normal_path' ('a.png'), 'convention' "
+            "('opencv')",
         ),
     ]
+
+
+# Rows that nerfstudio's converter of COLMAP models writes.
+APPLIED = [[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, -1.0, 0.0, 0.5]]
+
+
+def write_points(file: Path, points: np.ndarray, *, text: bool = False) -> None:
+    vertices = np.array([tuple(point) for point in points], dtype=[(axis, "f4") for axis in "xyz"])
+    PlyData([PlyElement.describe(vertices, "vertex")], text=text).write(str(file))
+
+
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize("kind", ["moved", "as found", "without applied_transform"])
+def test_points_of_nerfstudio_are_read_whichever_version_wrote_them(tmp_path, kind, text):
+    # In front of the camera, which looks along -z.
+    points = np.random.default_rng(0).uniform(-1, 1, (50, 3)) * (1.0, 1.0, 0.2) - (0.0, 0.0, 4.0)
+    rotation, shift = (np.array(APPLIED)[:, part] for part in (slice(3), 3))
+    stored = (points - shift) @ rotation if kind == "as found" else points
+    write_points(tmp_path / "sparse_pc.ply", stored, text=text)
+    meta = {"ply_file_path": "sparse_pc.ply", **({} if kind.startswith("without") else {"applied_transform": APPLIED})}
+    scene = load_scene(write(tmp_path, **FOCAL, **meta), holdout=0)
+    np.testing.assert_allclose(scene.points.numpy(), points, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        ({"ply_file_path": 3}, "'ply_file_path' must be the path of a file, got 3"),
+        ({"ply_file_path": "images/a.png"}, "a.png: not a PLY file of points"),
+        ({"ply_file_path": "short.ply"}, "short.ply: not a PLY file of points"),
+        ({"ply_file_path": "faces.ply"}, "faces.ply: not a PLY file of points"),
+        ({"ply_file_path": "a.ply", "applied_transform": [[1, 0]]}, "'applied_transform' must be three rows of four"),
+        ({"ply_file_path": "a.ply", "applied_transform": "x"}, "'applied_transform' must be three rows of four"),
+    ],
+    ids=str,
+)
+def test_points_that_cannot_be_read_are_refused_by_name(tmp_path, meta, message):
+    write_points(tmp_path / "a.ply", np.ones((4, 3)))
+    (tmp_path / "short.ply").write_bytes((tmp_path / "a.ply").read_bytes()[:-5])
+    header = "ply\nformat ascii 1.0\nelement face 0\nproperty float x\nend_header\n"
+    (tmp_path / "faces.ply").write_text(header)
+    with pytest.raises(ValueError, match=message):
+        load_scene(write(tmp_path, **FOCAL, **meta), holdout=0)
 
 
 def test_keys_of_other_programs_that_leave_the_poses_as_they_are_stay_quiet(tmp_path, caplog):

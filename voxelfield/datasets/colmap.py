@@ -23,7 +23,7 @@ from voxelfield.datasets.image_paths import find_images, on_disk
 from voxelfield.datasets.images import masks_within
 from voxelfield.datasets.lenses import CAMERA_MODELS, photo_lens
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.photos import Photo, scaled, with_shrunk_images
+from voxelfield.datasets.photos import Photo, points_near, scaled, with_shrunk_images
 from voxelfield.datasets.poses import COLMAP_AXES, FARTHEST, turned_about
 from voxelfield.datasets.registry import Format
 from voxelfield.datasets.scene import Scene
@@ -77,7 +77,9 @@ def load_colmap(folder: Path, options: LoadOptions) -> Scene:
     ]
     if options.depth:
         photos = _with_observations(source, photos, posed, model)
-    photos, points = with_shrunk_images(photos, images, options.downscale), _points(source, model, photos)
+    photos = with_shrunk_images(photos, images, options.downscale)
+    positions = np.array([point.xyz for point in model.points3D.values()], dtype=np.float64).reshape(-1, 3)
+    points = points_near(source, torch.from_numpy(positions), photos)
     return load_capture(folder, source, photos, options, points=points, images=images)
 
 
@@ -247,21 +249,6 @@ def _with_observations(source: Path, photos: list[Photo], posed: list[Any], mode
             f"{len(model.points3D)} points without tracks: keep COLMAP's own model, which has them"
         )
     return found
-
-
-def _points(source: Path, model: Any, photos: Sequence[Photo]) -> torch.Tensor:
-    """Returns the positions of those points that can lie in a scene, with a warning about the others."""
-    positions = np.array([point.xyz for point in model.points3D.values()], dtype=np.float64).reshape(-1, 3)
-    middle = torch.stack([photo.c2w[:3, 3] for photo in photos]).median(dim=0).values.numpy()
-    usable = (np.abs(positions - middle) <= FARTHEST).all(axis=1)  # False for NaN
-    if not usable.all():
-        first = int(np.flatnonzero(~usable)[0])
-        logger.warning(
-            "%s: %d of %d points are left out, because they are not within %g world units of the cameras, the first at "
-            "%s",
-            *(source, int((~usable).sum()), len(positions), FARTHEST, positions[first].tolist()),
-        )
-    return torch.from_numpy(positions[usable])
 
 
 def check_binary_model(folder: Path) -> None:

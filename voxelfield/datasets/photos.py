@@ -85,6 +85,19 @@ class Photo:
     wrong_axes: str = OPENCV_AXES
 
 
+def points_near(source: Path, points: Tensor, photos: Sequence[Photo]) -> Tensor:
+    """Returns those of the points (N, 3) that can lie in a scene, with a warning about the others."""
+    middle = torch.stack([photo.c2w[:3, 3] for photo in photos]).median(dim=0).values
+    usable = ((points - middle).abs() <= FARTHEST).all(dim=1)  # False for NaN
+    if not bool(usable.all()):
+        logger.warning(
+            "%s: %d of %d points are left out, because they are not within %g world units of the cameras, the first at "
+            "%s",
+            *(source, int((~usable).sum()), len(points), FARTHEST, points[~usable][0].tolist()),
+        )
+    return points[usable]
+
+
 def checked_poses(source: Path, photos: Sequence[Photo]) -> list[Photo]:
     """Returns photographs with rotations divided by the factor that scales all of them, with a warning, if one does.
 

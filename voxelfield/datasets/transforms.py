@@ -15,6 +15,7 @@ data/README.md describes the keys of panoramas (EQUIRECTANGULAR), rolling shutte
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
@@ -24,20 +25,22 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from plyfile import PlyData, PlyParseError
 from torch import Tensor
 
 from voxelfield.datasets.assembly import SPLITS, load_capture
 from voxelfield.datasets.image_paths import find_images
 from voxelfield.datasets.lenses import CAMERA_MODELS, TRANSFORMS_MODELS, VELOCITY_KEYS, photo_lens
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled, with_shrunk_images
+from voxelfield.datasets.photos import Intrinsics, Photo, centred, points_near, scaled, with_shrunk_images
 from voxelfield.datasets.poses import FARTHEST
 from voxelfield.datasets.registry import Format, contains
 from voxelfield.datasets.scene import Scene
-from voxelfield.files import json_number, read_json_object
+from voxelfield.files import json_number, read_json_object, read_regular
 from voxelfield.foundation.errors import shown
-from voxelfield.messages import clipped
+from voxelfield.messages import clipped, reason_of
 from voxelfield.rendering.lens import LENS_TERMS, Lens, LensModel
 
 logger = logging.getLogger(__name__)
@@ -59,12 +62,14 @@ _ALIASES = {"sx1": "s1", "sy1": "s3"}
 _KEYS: dict[LensModel, tuple[str, ...]] = LENS_TERMS | {"fisheye624": ()}
 
 _MOST_NAMED = 10
+# Points, and cameras, by which it is decided where the points lie.
+_MOST_COMPARED = 500
 
 FILE = "transforms.json"
 
 _SHUTTER = ("rolling_shutter_time", *VELOCITY_KEYS)
 # Keys that are read here, besides the coefficients of lenses: of the whole file only, of a frame only, and of both.
-_OF_FILE = {"frames", "train_filenames", "val_filenames", "test_filenames"}
+_OF_FILE = {"frames", "train_filenames", "val_filenames", "test_filenames", "ply_file_path"}
 _OF_FRAME = {"file_path", "transform_matrix", *_OPTIONAL_PATHS}
 _READ = {"is_fisheye", "distortion_params", "time", "depth_unit_scale_factor", *_INTRINSICS, *_SHUTTER}
 # The keys of coefficients of lenses.
@@ -103,7 +108,50 @@ def load_nerfstudio(folder: Path, options: LoadOptions) -> Scene:
     file = folder / FILE
     photos, meta = read_transforms(file)
     photos = with_shrunk_images(photos, folder / "images", options.downscale)
-    return load_capture(folder, file, photos, options, _listed_splits(file, meta, photos))
+    return load_capture(folder, file, photos, options, _listed_splits(file, meta, photos), _points(file, meta, photos))
+
+
+def _points(file: Path, meta: Mapping[str, Any], photos: Sequence[Photo]) -> Tensor | None:
+    """Returns the points (N, 3) of structure from motion, if a file names theirs; None without any.
+
+    Some versions of nerfstudio move them as ``applied_transform`` says, as they do with the poses, and others do not.
+    The points lie where more of them are in front of the cameras.
+    """
+    path = meta.get("ply_file_path")
+    if path is None:
+        return None
+    if not isinstance(path, str):
+        raise ValueError(f"{file}: 'ply_file_path' must be the path of a file, got {shown(path)}")
+    source = file.parent / path
+    try:
+        vertices = PlyData.read(io.BytesIO(read_regular(source)))["vertex"]
+        given = np.stack([vertices[axis] for axis in "xyz"], axis=-1).astype(np.float64)
+    except FileNotFoundError:
+        logger.warning("%s: the file of points, %s, is missing", file, source)
+        return None
+    except (PlyParseError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{source}: not a PLY file of points ({reason_of(error)})") from error
+    points = [torch.from_numpy(given)]
+    applied = meta.get("applied_transform")
+    if applied is not None:
+        try:
+            rotation, shift = torch.tensor(applied, dtype=torch.float64)[:3].split((3, 1), dim=1)
+            points.append(points[0] @ rotation.mT + shift[:, 0])
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{file}: 'applied_transform' must be three rows of four numbers, got {shown(applied)}"
+            ) from error
+    in_view = [_count_in_view(each, photos) for each in points]
+    return points_near(source, points[in_view.index(max(in_view))], photos)
+
+
+def _count_in_view(points: Tensor, photos: Sequence[Photo]) -> int:
+    """Returns how often some of the points are at most 60 degrees from a camera's optical axis."""
+    some = points[:: max(1, len(points) // _MOST_COMPARED)]
+    cameras = photos[:: max(1, len(photos) // _MOST_COMPARED)]
+    offset = some[:, None] - torch.stack([photo.c2w[:3, 3] for photo in cameras])
+    depth = (offset * -torch.stack([photo.c2w[:3, 2] for photo in cameras])).sum(dim=-1)
+    return int((depth > 0.5 * offset.norm(dim=-1)).sum())
 
 
 def _listed_splits(file: Path, meta: dict[str, Any], photos: list[Photo]) -> dict[str, set[Path]] | None:
