@@ -48,7 +48,18 @@ VERBS = {
     "bench": ("machine", "time the sampling op against torch's grid_sample"),
 }
 
-_NAMED_ALIKE = ("numpy", "tensorboard", "jinja2", "matplotlib", "safetensors", "imageio", "av", "pooch", "tqdm")
+_NAMED_ALIKE = (
+    "numpy",
+    "tensorboard",
+    "jinja2",
+    "matplotlib",
+    "safetensors",
+    "imageio",
+    "av",
+    "pooch",
+    "tqdm",
+    "plyfile",
+)
 TRAINING_PACKAGES = {name: name for name in _NAMED_ALIKE} | {
     "hydra": "hydra-core",
     "omegaconf": "hydra-core",
