@@ -149,6 +149,11 @@ def camera() -> Arguments:
     return {"c2w": torch.eye(4), "intrinsics": torch.tensor([4.0, 4.0, 2.0, 2.0]), "lens": torch.zeros(14)}
 
 
+def of_image(count: int, **others: Any) -> Arguments:
+    size = {"width": max(count, 1), "height": 4}
+    return {**camera(), **size, **others, "occupied": cells(), "aabb_occupancy": BOX}
+
+
 def pyramid() -> Arguments:
     levels = [torch.randn(4, 4, 4, 4).half(), torch.randn(5, 5, 5, 4).half()]  # CUDA has no kernel for float32
     return {"levels": levels, "density_weights": [torch.randn(16, 8), torch.randn(16, 16)], "aabb": BOX}
@@ -548,9 +553,7 @@ SPACE = {
             **x, field=PackedSHGrid(grid, grid[..., 0].contiguous(), aabb, 0)
         ),
         make=lambda n: (
-            camera()
-            | {"width": max(n, 1), "height": 4, "background": torch.ones(3), "occupied": cells(), "aabb_occupancy": BOX}
-            | {"grid": torch.randn(4, 4, 4, 4), "aabb": BOX, **OF_GRID}
+            of_image(n, background=torch.ones(3)) | {"grid": torch.randn(4, 4, 4, 4), "aabb": BOX, **OF_GRID}
         ),
         reference="tests/ops/test_render_grid.py",
         blamed="render_grid_image|pack_occupancy",
@@ -559,8 +562,7 @@ SPACE = {
     "render_pyramid_image": Contract(
         call=render_pyramid_image,
         make=lambda n: (
-            camera()
-            | {"width": max(n, 1), "height": 4, "background": torch.ones(3), "occupied": cells(), "aabb_occupancy": BOX}
+            of_image(n, background=torch.ones(3))
             | {
                 **pyramid(),
                 "color_weights": [torch.ones(8, 17) / 9, torch.ones(3, 8) / 9],
@@ -575,8 +577,7 @@ SPACE = {
     "render_baked_image": Contract(
         call=render_baked_image,
         make=lambda n: (
-            camera()
-            | {"width": max(n, 1), "height": 4, "occupied": cells(), "aabb_occupancy": BOX}
+            of_image(n)
             | {"log_density": torch.zeros(8, 8, 8).half(), "values": torch.zeros(8, 8, 8, 8, dtype=torch.uint8)}
             | {"blocks": torch.zeros(1, 1, 1, dtype=torch.int32), "aabb": BOX, "clip": BOX, "step": 0.1}
         ),
