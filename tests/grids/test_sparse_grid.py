@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import GridAdam, VoxelPyramid, ops
+from voxelfield.distributed.shards import new_table, tile_vertices
 from voxelfield.fields.decoders import FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
@@ -169,6 +170,29 @@ def test_copies_stay_equal_through_training(device):
         optimizer.step()
     dense = dense_of(grid)
     assert torch.equal(grid.features.detach().view(-1, 4)[rows_of(grid)], dense[tuple(vertices_of(grid).unbind(-1))])
+
+
+def test_a_table_of_touched_vertices_changes_no_bit(device):
+    """And the table is for one step only: the second one, without it, updates what the first one does not name."""
+    (grid, _), (other, _) = filled(device), filled(device)
+    with torch.no_grad():
+        other.features.copy_(grid.features)
+    optimizers = [GridAdam([each.features], lr=0.1, skip_untouched=True) for each in (grid, other)]
+    table = new_table(-(-grid.features[..., 0].numel() // tile_vertices()), device)
+    for seed in range(2):
+        points = torch.rand(50, 3, generator=torch.Generator().manual_seed(seed)).to(device)
+        read(grid, points).square().sum().backward()
+        other.features.grad = grid.features.grad.clone()
+        grid.share_gradient(table if seed == 0 else None)
+        other.share_gradient()
+        assert torch.equal(grid.features.grad, other.features.grad)
+        if seed == 0:
+            optimizers[0].set_touched(grid.features, table)
+        before = grid.features.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+        assert 0 < int((grid.features != before).any(-1).sum()) < before[..., 0].numel()
+        assert torch.equal(grid.features, other.features)
 
 
 def test_blocks_that_stay_keep_features_and_moments(device):

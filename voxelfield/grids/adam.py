@@ -109,12 +109,13 @@ class GridAdam(torch.optim.Optimizer):
         # For each restricted parameter, its resolution, and the ids and the count of its active tiles.
         self._active: dict[Tensor, tuple[tuple[int, ...], Tensor, Tensor]] = {}
         self._working: dict[Tensor, Tensor] = {}
+        self._touched: dict[Tensor, Tensor] = {}  # for the next step only
         self._rates: dict[tuple[int, torch.device], tuple[float, Tensor]] = {}
         super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for name in ("_active", "_working", "_rates"):
+        for name in ("_active", "_working", "_touched", "_rates"):
             self.__dict__.setdefault(name, {})  # a copied or unpickled optimizer does not have these yet
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -227,6 +228,19 @@ class GridAdam(torch.optim.Optimizer):
         mark_current(working, param)
         mark_managed(working, True)
 
+    def set_touched(self, param: Tensor, table: Tensor) -> None:
+        """Names the vertices of a parameter that the next step updates, so that it need not read all gradients.
+
+        For a parameter of a group with ``skip_untouched`` that is not restricted to active tiles.
+
+        Args:
+            param: A parameter of this optimizer.
+            table: (K, 5) int32, as :func:`voxelfield.ops._internal.optim.touched_vertices` writes it without ids: all
+                vertices whose gradient is not zero.
+        """
+        self._check_trained(param)
+        self._touched[param] = table
+
     def add_total_variation(
         self, param: Tensor, weights: Tensor | float | Sequence[float], *, delta: float | None = None
     ) -> None:
@@ -310,6 +324,7 @@ class GridAdam(torch.optim.Optimizer):
             working=working,
             tiles=[ids for ids, _ in tiles],
             tile_counts=[count for _, count in tiles],
+            touched=[self._touched.pop(param, None) for param in params],
             channel_rates=[rates for _, _, rates in levels],
             grad_scale=grad_scale,
             found_inf=found_inf,

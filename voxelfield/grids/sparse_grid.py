@@ -14,6 +14,7 @@ from voxelfield.foundation.checks import is_divided
 from voxelfield.foundation.errors import ArgumentValueError
 from voxelfield.grids.boxes import box_tensor, cell_indices, flat_indices, parse_box
 from voxelfield.grids.resampling import migratable_state, refuse_sharded, replace_values
+from voxelfield.ops._internal.optim import touched_vertices
 from voxelfield.ops._internal.sparse_grid import atlas_coordinates, sum_duplicates_
 
 BLOCK_VERTICES = 8
@@ -185,25 +186,33 @@ class SparseGrid(nn.Module):
         return count
 
     @torch.no_grad()
-    def share_gradient(self) -> None:
+    def share_gradient(self, touched: Tensor | None = None) -> None:
         """Sets the gradient of all copies of a vertex to its sum; call once, before the optimizer's step.
+
+        Args:
+            touched: (K, 5) int32, the table of :func:`voxelfield.ops._internal.optim.touched_vertices` without ids;
+                receives the vertices that have a gradient then, for :meth:`voxelfield.GridAdam.set_touched`. With it,
+                the gradients are read once, and only copies of these vertices are summed. None: all are.
 
         Raises:
             ValueError: The grid is sharded (``fully_shard``).
         """
         if is_divided(self.features):  # after a backward pass they are not lent, which would take long to find out
             refuse_sharded(self.features, "share_gradient")
-        self.share(self.features.grad)
+        if touched is not None and self.features.grad is not None:
+            touched_vertices(self.features.grad, touched)
+        self.share(self.features.grad, touched)
 
     @torch.no_grad()
-    def share(self, sums: Tensor | None) -> None:
+    def share(self, sums: Tensor | None, touched: Tensor | None = None) -> None:
         """Sets all copies of a vertex to the sum of their values, in place.
 
         Args:
             sums: Tensor of the atlas's shape, float32, contiguous; None does nothing.
+            touched: The table of the vertices that are not zero, to which copies are added; None reads all vertices.
         """
         if sums is not None and self._copies.numel() > 0:
-            sum_duplicates_(sums, self._copies, self._begins)
+            sum_duplicates_(sums, self._copies, self._begins, touched)
 
     def shared_by(self, begin: int, end: int) -> tuple[int, int, tuple[Tensor, Tensor]]:
         """Finds the vertices of planes of the atlas that are stored in several blocks, and where their copies are.

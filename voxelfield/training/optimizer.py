@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from voxelfield import processes
 from voxelfield.distributed.division import DividedGrids
+from voxelfield.distributed.shards import new_table, tile_vertices
 from voxelfield.fields.decoders import Decoder
 from voxelfield.foundation.optimizers import EagerAdamW, EagerMethods, load_moments
 from voxelfield.grids.adam import MAX_BETA, GridAdam, sum_weights
@@ -102,6 +103,7 @@ class Optimizers:
                 skip_untouched=config.skip_untouched,
                 bfloat16_moments=moments_dtype(config.moments, copies, rates.betas) == torch.bfloat16,
             )
+        self._skips, self._tables = config.skip_untouched, dict[nn.Parameter, Tensor]()
         self._sparse = [module for module in model.grid.modules() if isinstance(module, SparseGrid)]
         # By identity, because tensors are compared element by element.
         updated = {id(parameter) for parameter in (*grids, *(p for group, _ in groups.values() for p in group))}
@@ -265,13 +267,27 @@ class Optimizers:
                 optimizer.step()
         if self.division is None and self.grid is not None:
             for grid in self._sparse:
-                grid.share_gradient()
+                table = self._table(grid)
+                grid.share_gradient(table)
+                if table is not None:
+                    self.grid.set_touched(grid.features, table)
             self.grid.step()
         if side is not None:
             torch.cuda.current_stream(side.device).wait_stream(side)
         # Only now, because the memory of gradients may be used again on this stream as soon as they are dropped.
         for optimizer in small:
             optimizer.zero_grad(set_to_none=True)
+
+    def _table(self, grid: SparseGrid) -> Tensor | None:
+        """Returns the table of a grid's touched vertices; None on a CPU, where it saves nothing, or without use."""
+        features = grid.features
+        if features.grad is None or not features.is_cuda or not self._skips:
+            return None
+        rows = -(-features[..., 0].numel() // tile_vertices())
+        table = self._tables.get(features)
+        if table is None or len(table) != rows:
+            table = self._tables[features] = new_table(rows, features.device)
+        return table
 
     def _is_sparse(self, parameter: torch.nn.Parameter) -> bool:
         return any(parameter is grid.features for grid in self._sparse)
