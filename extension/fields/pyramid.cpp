@@ -241,7 +241,14 @@ VOXELFIELD_MULTIVERSION void march_range(const CpuField<scalar_t>& field, const 
                                          int64_t end) {
   const SampleSlots& out = rays.out;
   march_pyramid(field, rays, first, end, [&](auto& lane, const Lanes* /*geometry*/, int /*column*/) {
-    out.distances[lane.number * out.max_samples_per_ray + lane.result.count++] = lane.sample.t;
+    const int64_t slot = lane.number * out.max_samples_per_ray + lane.result.count;
+    if (out.lengths != nullptr) {
+      const float stretch = out.roulette.stretch(lane.sample, chance_of(lane.number, lane.sample.t));
+      if (stretch == 0.0f) return true;
+      out.lengths[slot] = stretch * field.scene.step;
+    }
+    out.distances[slot] = lane.sample.t;
+    ++lane.result.count;
     return lane.result.count < out.max_samples_per_ray;
   });
 }

@@ -22,7 +22,9 @@ struct ListedRays {
   static constexpr int kBatch = InPieces ? 1 : 4;
   static constexpr int kMaxIdle = kLanes - 1;
   RayBatch batch;
-  float* slots;  // (R, max_samples_per_ray)
+  float* slots;    // (R, max_samples_per_ray)
+  float* lengths;  // the same, or null
+  Roulette roulette;
   int max_samples_per_ray;
   int32_t* counts;
   unsigned long long* sums;  // for each part, the number of samples of its rays
@@ -61,12 +63,17 @@ __global__ void __launch_bounds__(kMarchThreads, 1)
   unsigned char* rows = shared + scene.density.staged_bytes() + threadIdx.x / kWarp * kWarpRowsBytes;
   march_pyramid<Width, 1>(scene, density, rays, next_ray, rows,
                           [&](const PyramidSample& sample, const Panel<2>&, const float*, auto& ray, const auto& team) {
-                            const unsigned kept = team.own(__ballot_sync(kFullWarp, sample.kept));
+                            float stretch = sample.kept ? 1.0f : 0.0f;
+                            if (sample.kept && rays.lengths != nullptr) {
+                              stretch = rays.roulette.stretch(sample, chance_of(ray.number, sample.t));
+                            }
+                            const unsigned kept = team.own(__ballot_sync(kFullWarp, stretch > 0.0f));
                             int& count = ray.result.count;
                             const int place = count + __popc(kept & ((1u << team.seat) - 1u));
-                            if (sample.kept && place < rays.max_samples_per_ray) {
-                              rays.slots[static_cast<int64_t>(ray.number) * rays.max_samples_per_ray + place] =
-                                  sample.t;
+                            if (stretch > 0.0f && place < rays.max_samples_per_ray) {
+                              const int64_t slot = static_cast<int64_t>(ray.number) * rays.max_samples_per_ray + place;
+                              rays.slots[slot] = sample.t;
+                              if (rays.lengths != nullptr) rays.lengths[slot] = stretch * scene.step;
                             }
                             const int more = min(__popc(kept), rays.max_samples_per_ray - count);
                             count += more;
@@ -109,6 +116,8 @@ struct CudaMarch : CudaBackend {
       using Rays = ListedRays<decltype(in_pieces)::value, decltype(sparse)::value>;
       const Rays rays{batch,
                       out.distances,
+                      out.lengths,
+                      out.roulette,
                       out.max_samples_per_ray,
                       out.counts,
                       reinterpret_cast<unsigned long long*>(out.sums),

@@ -99,6 +99,8 @@ struct SampleSlots {
   int32_t* counts;
   int64_t* sums;
   int64_t max_total_samples;
+  Roulette roulette;
+  float* lengths;  // (R, max_samples_per_ray), or null if all samples are a step long
 };
 
 // The pixels of an image.
@@ -109,14 +111,14 @@ struct ImagePointers {
 
 template <typename Backend>
 struct MarchVisibleOps {
-  static TensorTuple<3> march_to_slots(const Tensor& origins, const Tensor& directions, const Tensor& near,
+  static TensorTuple<4> march_to_slots(const Tensor& origins, const Tensor& directions, const Tensor& near,
                                        const Tensor& far, const Tensor& offset, const Tensor& occupied,
                                        std::vector<int64_t> resolution, const Tensor& aabb_occupancy,
                                        std::vector<Tensor> levels, std::vector<OptionalTensor> blocks,
                                        const Tensor& aabb, std::vector<Tensor> density_weights, double step,
                                        double density_initial, double min_transmittance, double min_weight,
                                        int64_t max_samples_per_ray, std::vector<double> boxes,
-                                       int64_t max_total_samples) {
+                                       int64_t max_total_samples, double roulette) {
     const RayInputs in{origins, directions, near, far, offset};
     const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
     const typename Backend::Guard guard(origins);
@@ -128,17 +130,21 @@ struct MarchVisibleOps {
     STD_TORCH_CHECK(max_samples_per_ray >= 1 && max_samples_per_ray <= 0x7fffffff,
                     "max_samples_per_ray must be 1 to 2^31 - 1, got ", max_samples_per_ray);
     STD_TORCH_CHECK(max_total_samples >= 0, "max_total_samples must not be negative, got ", max_total_samples);
+    STD_TORCH_CHECK(roulette >= 0.0 && roulette <= 1.0, "roulette must lie in 0..1, got ", roulette);
     const SegmentParts parts{rays.count, 0};
     Tensor slots = new_empty(in.origins, {rays.count, max_samples_per_ray}, ScalarType::Float);
+    Tensor lengths =
+        new_empty(in.origins, {rays.count, roulette > 0.0 ? max_samples_per_ray : 0}, ScalarType::Float);
     Tensor counts = new_zeros(in.origins, {rays.count}, ScalarType::Int);
     Tensor sums = new_zeros(in.origins, {parts.count}, ScalarType::Long);
     if (rays.count > 0) {
       Backend::march(field, rays,
                      SampleSlots{parts, data_of(slots), static_cast<int>(max_samples_per_ray), data_of(counts),
-                                 data_of(sums), max_total_samples},
+                                 data_of(sums), max_total_samples, {static_cast<float>(roulette)},
+                                 roulette > 0.0 ? static_cast<float*>(data_of(lengths)) : nullptr},
                      origins);
     }
-    return {slots, counts, sums};
+    return {slots, counts, sums, lengths};
   }
 
   static void implement(Library& m) { m.impl("march_to_slots", TORCH_BOX(&MarchVisibleOps::march_to_slots)); }

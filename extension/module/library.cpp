@@ -234,17 +234,18 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // pack_slots, which packs the samples into `capacity` rows. `occupied` is as for render_grid. With nested `boxes` (as
   // for cut_rays), rays are in the world, and everything else, including distances, is in warped coordinates. Once the
   // rays up to some ray have more than `max_total_samples` samples together, the rays after it may be left out, as if
-  // they had none.
+  // they had none. Samples of a weight below `roulette` are kept at random; the last result is then the lengths of all
+  // samples, in slots like their distances.
   m.def(
       "march_to_slots(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor[] levels, Tensor?[] blocks, Tensor aabb, "
       "Tensor[] density_weights, float step, "
       "float density_initial, float min_transmittance, float min_weight, int max_samples_per_ray, float[] boxes, "
-      "int max_total_samples) -> (Tensor, Tensor, Tensor)");
+      "int max_total_samples, float roulette) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "pack_slots(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor slots, "
-      "Tensor counts, Tensor sums, float step, float[] boxes, int capacity) -> (Tensor, Tensor, Tensor, Tensor, "
-      "Tensor, Tensor)");
+      "Tensor counts, Tensor sums, float step, float[] boxes, int capacity, Tensor? lengths=None) -> (Tensor, Tensor, "
+      "Tensor, Tensor, Tensor, Tensor)");
   // Renders every pixel of a camera for such a field over a background: image, opacity and mean depth. A second network
   // computes the colour from the first one's outputs and the viewing direction.
   m.def(

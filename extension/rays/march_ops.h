@@ -124,12 +124,23 @@ struct MarchedSamples {
   }
 };
 
+// The distances and lengths of the samples of rays, in rows of slots (R, max_samples_per_ray).
+struct SlotRows {
+  const float *distances, *lengths;  // `lengths` may be null: all samples are a step long
+  int64_t max_samples_per_ray;
+  float step;
+
+  // The row of a sample, but for its position.
+  VOXELFIELD_HOST_DEVICE SampleRow row(int64_t ray, int32_t number) const {
+    const int64_t slot = ray * max_samples_per_ray + number;
+    return {{}, distances[slot], lengths == nullptr ? step : lengths[slot], ray, true};
+  }
+};
+
 // Finds samples whose distances are stored in a row of slots per ray. Each ray is one segment.
 struct SlottedSamples {
   const float *origins, *directions;
-  const float* slots;  // (R, max_samples_per_ray)
-  int64_t max_samples_per_ray;
-  float step;
+  SlotRows rows;
   SamplePointers out;
 
   struct Staged {
@@ -142,7 +153,7 @@ struct SlottedSamples {
   }
 
   VOXELFIELD_HOST_DEVICE SampleRow sample(const Staged& staged, int64_t ray, int32_t number) const {
-    SampleRow row{{}, slots[ray * max_samples_per_ray + number], step, ray, true};
+    SampleRow row = rows.row(ray, number);
     for (int axis = 0; axis < 3; ++axis) row.position[axis] = fmaf(row.t, staged.direction[axis], staged.origin[axis]);
     return row;
   }
@@ -155,8 +166,7 @@ struct SlottedSamples {
 struct SlottedPieces {
   RayBatch rays;  // in world coordinates
   NestedBoxes boxes;
-  const float* slots;  // (R, max_samples_per_ray)
-  int64_t max_samples_per_ray;
+  SlotRows rows;
   SamplePointers out;
 
   struct Staged {
@@ -166,7 +176,7 @@ struct SlottedPieces {
   VOXELFIELD_HOST_DEVICE Staged stage(int64_t ray) const { return {Ray::copy(rays[ray])}; }
 
   VOXELFIELD_HOST_DEVICE SampleRow sample(const Staged& staged, int64_t ray, int32_t number) const {
-    SampleRow row{{}, slots[ray * max_samples_per_ray + number], rays.step, ray, true};
+    SampleRow row = rows.row(ray, number);
     RayPieces pieces(boxes, staged.whole);
     Ray piece = staged.whole;
     while (pieces.next(boxes, rays.step, piece) && !(row.t < piece.far)) {
@@ -276,20 +286,26 @@ struct MarchOps {
   static PackedTensors pack_slots(const Tensor& origins, const Tensor& directions, const Tensor& near,
                                   const Tensor& far, const Tensor& offset, const Tensor& any_slots,
                                   const Tensor& counts, const Tensor& sums, double step, std::vector<double> boxes,
-                                  int64_t capacity) {
+                                  int64_t capacity, const OptionalTensor& lengths) {
     const RayInputs in{origins, directions, near, far, offset};
     const int64_t rays = in.origins.size(0), max_samples_per_ray = any_slots.size(1);
     const Tensor slots = checked("slots", any_slots, {rays, max_samples_per_ray}, ScalarType::Float, in.origins);
+    SlotRows rows{data_of(slots), nullptr, max_samples_per_ray, static_cast<float>(step)};
+    if (lengths.has_value()) {
+      const bool given = lengths->numel() > 0;
+      const float* data =
+          contiguous_data("lengths", *lengths, {rays, given ? max_samples_per_ray : 0}, ScalarType::Float, origins);
+      if (given) rows.lengths = data;
+    }
     const typename Backend::Guard guard(origins);
     const PackedTensors out = new_packed(in.origins, rays, capacity);
     const Packing packing = packing_of(counts, sums, 1, std::min<int64_t>(max_samples_per_ray, kMaxSteps), out);
     if (boxes.empty()) {
       Backend::place_segments(
-          packing, SlottedSamples{data_of(in.origins), data_of(in.directions), data_of(slots), max_samples_per_ray,
-                                  static_cast<float>(step), SamplePointers(out)});
+          packing, SlottedSamples{data_of(in.origins), data_of(in.directions), rows, SamplePointers(out)});
     } else {
-      Backend::place_segments(packing, SlottedPieces{in.batch(step), nested_boxes(boxes), data_of(slots),
-                                                     max_samples_per_ray, SamplePointers(out)});
+      Backend::place_segments(packing,
+                              SlottedPieces{in.batch(step), nested_boxes(boxes), rows, SamplePointers(out)});
     }
     return out;
   }

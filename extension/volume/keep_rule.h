@@ -13,6 +13,8 @@
 #pragma once
 
 #include <cmath>
+#include <cstdint>
+#include <cstring>
 
 #include "common/platform.h"
 
@@ -61,6 +63,37 @@ struct EvaluatedSample {
   T transmittance;
   T weight;
 };
+
+// Russian roulette among the faint samples of a ray (Arvo and Kirk 1990, "Particle transport and image synthesis").
+// Samples whose weight is below `weight` are kept at random. Those that are kept are longer, so that the transmittance
+// behind them, and thus the weights of all samples, have the same mean as without the roulette.
+struct Roulette {
+  float weight;  // 0: all samples are kept
+
+  // By what factor a sample becomes longer: 1 if it is kept in any case, 0 if it is left out. `chance` is uniform in
+  // [0, 1).
+  VOXELFIELD_HOST_DEVICE float stretch(const EvaluatedSample<float>& sample, float chance) const {
+    // Samples that hardly any light reaches are kept so often that their opacity becomes a quarter at most: the
+    // gradient of a nearly opaque sample is nearly zero.
+    constexpr float kLeastRatio = 4.0f;
+    if (!(sample.weight < weight)) return 1.0f;  // NaN is kept
+    const float opacity = sample.weight / sample.transmittance;
+    const float probability = opacity * std::fmax(sample.transmittance / weight, kLeastRatio);
+    if (probability >= 1.0f) return 1.0f;
+    if (!(chance < probability)) return 0.0f;
+    return std::log1p(-opacity / probability) / std::log1p(-opacity);
+  }
+};
+
+// A number in [0, 1) that looks random, for the sample at a distance along a ray (finaliser of MurmurHash3, Appleby).
+VOXELFIELD_HOST_DEVICE float chance_of(int64_t ray, float t) {
+  uint32_t bits;
+  std::memcpy(&bits, &t, sizeof(bits));
+  bits = (bits * 0x9e3779b9u) ^ static_cast<uint32_t>(ray);
+  bits = (bits ^ bits >> 16) * 0x85ebca6bu;
+  bits = (bits ^ bits >> 13) * 0xc2b2ae35u;
+  return static_cast<float>((bits ^ bits >> 16) >> 8) * 0x1p-24f;
+}
 
 // A thread that walks its ray alone. It has the interface of a team of one thread (see keep_rule.cuh), including the
 // scan over the values of the team.

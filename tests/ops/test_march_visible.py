@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from pyramid_scene import (
@@ -201,9 +204,9 @@ def test_what_is_not_needed_is_not_marched(boxes):
     offset = torch.full_like(rays[2], 0.5)
     numbers = (STEP, INITIAL, *LIMITS.values(), 8, list(boxes))
     marched = (*rays, offset, *bits, *of_dense_levels(scene), *numbers)
-    _, counts, _ = torch.ops.voxelfield.march_to_slots(*marched, 1 << 40)
+    _, counts, *_ = torch.ops.voxelfield.march_to_slots(*marched, 1 << 40, 0.0)
     most = int(counts.sum()) // 20
-    _, few, sums = torch.ops.voxelfield.march_to_slots(*marched, most)
+    _, few, sums, _ = torch.ops.voxelfield.march_to_slots(*marched, most, 0.0)
     assert most < few.sum() == sums.sum() < 5 * most
     assert torch.equal(few[few > 0], counts[few > 0])
 
@@ -282,3 +285,81 @@ def test_can_be_captured_in_a_graph():
         torch.cuda.synchronize()
         for one, two in zip(seen, expected, strict=True):
             assert torch.equal(one.nan_to_num(), two.nan_to_num())
+
+
+def chance_of(rays, t):
+    """The number in [0, 1) by which the roulette decides about samples."""
+    bits = t.cpu().numpy().view(np.uint32) * np.uint32(0x9E3779B9) ^ rays.cpu().numpy().astype(np.uint32)
+    bits = (bits ^ bits >> 16) * np.uint32(0x85EBCA6B)
+    bits = (bits ^ bits >> 13) * np.uint32(0xC2B2AE35)
+    return torch.from_numpy(((bits ^ bits >> 16) >> 8).astype(np.float64) / 2**24)
+
+
+@pytest.mark.parametrize("roulette", [0.02, 0.3, 1.0])
+def test_roulette_keeps_faint_samples_by_their_weight(device, roulette):
+    scene = make_scene(400, dtype=torch.float32 if device.type == "cpu" else torch.float16)
+    limits = {"min_transmittance": 0.0, "min_weight": 0.0}
+    offset = torch.rand(400)
+    candidates = march(scene, offset)
+    transmittance, weight = exact_light(scene, candidates)
+    opacity = (weight / transmittance).nan_to_num()
+    probability = (opacity * (transmittance / roulette).clamp(min=4)).clamp(max=1)
+    surely = weight >= roulette
+    probability = torch.where(surely, 1.0, probability)
+    chance = chance_of(candidates.ray_index, candidates.t)
+    tolerance = WEIGHT_TOLERANCE[scene["levels"][0].dtype]
+    decided = (chance - probability).abs() > 4 * tolerance * probability
+    decided &= (weight - roulette).abs() > 4 * tolerance * roulette
+    seen = march_visible(
+        **on(device, scene), **settings(**limits), offset=offset.to(device), max_samples_per_ray=256, roulette=roulette
+    )
+    found = dict(zip(rows_of(seen), seen.dt.tolist(), strict=True))
+    longer = 0
+    for row, kept, sure, known, a, p in zip(
+        *(rows_of(candidates), (chance < probability).tolist(), surely.tolist()),
+        *(decided.tolist(), opacity.tolist(), probability.tolist()),
+        strict=True,
+    ):
+        if not known:
+            continue
+        assert (row in found) == kept
+        if kept:
+            stretch = 1.0 if sure or p == 1 else math.log1p(-a / p) / math.log1p(-a)
+            assert found[row] == pytest.approx(STEP * stretch, rel=20 * tolerance)
+            longer += stretch > 1
+    assert longer > 20
+    assert 0 < int((decided & (chance >= probability)).sum()) < int(decided.sum())
+
+
+@either_boxes
+def test_roulette_keeps_the_mean_of_what_is_seen(device, boxes):
+    """One ray many times: which of its samples are kept depends on its number."""
+    count = 20_000
+    scene = make_scene(40, fraction=1.0, dtype=torch.float32 if device.type == "cpu" else torch.float16)
+    initial = 0.4  # so that most samples are faint
+    limits = {"min_transmittance": 1e-4, "min_weight": 0.0, "max_samples_per_ray": 256, "boxes": boxes}
+    limits["density_initial"] = initial
+    lit = march_visible(**on(device, scene), **settings(**limits))
+    ray = int(lit.ray_offsets.diff().argmax())
+    rays = {name: scene[name][ray : ray + 1] for name in ("origins", "directions", "near", "far")}
+    whole = march_visible(**on(device, scene | rays), **settings(**limits))
+    many = {name: value.expand(count, *value.shape[1:]).contiguous() for name, value in rays.items()}
+    seen = march_visible(**on(device, scene | many), **settings(**limits), roulette=0.1)
+
+    def sums(samples):
+        x = torch.stack((samples.t, samples.t.square()), dim=-1)
+        raw = exact_geometry(scene, samples.positions.cpu())[:, 0]
+        density = (initial * raw.clamp(max=12).exp()).float().to(device)
+        composite = ops.composite(density, x, samples.t, samples.dt, samples.ray_offsets, min_transmittance=0.0)
+        return torch.cat((composite.opacity[:, None], composite.rgb), dim=1).double()
+
+    expected, drawn = sums(whole)[0], sums(seen)
+    assert len(seen.t) < 0.7 * count * len(whole.t)
+    assert (drawn.std(dim=0) > 0.01 * expected).all()
+    error = (drawn.mean(dim=0) - expected).abs()
+    assert (error < 5 * drawn.std(dim=0) / count**0.5 + 1e-3 * expected).all()
+
+
+def test_roulette_of_no_number_is_refused():
+    with pytest.raises(ValueError, match=r"roulette must lie in 0\.\.1, got 1\.5"):
+        march_visible(**make_scene(3), **settings(), roulette=1.5)

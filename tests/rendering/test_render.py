@@ -391,6 +391,20 @@ def test_a_field_with_a_density_of_its_own_is_marched_by_it(device):
     assert (packed.positions.norm(dim=-1) > 0.499).all()
 
 
+def test_faint_samples_are_kept_at_random_in_training_alone(device):
+    field, rays = marchable_field(device), aimed_rays(200, device)
+    settings = RenderSettings(STEP, min_weight=0.0, roulette=0.2)
+    room = Capacity(100_000, 100_000)
+    every, _ = visible_samples(field, rays, everywhere(device), settings, capacity=room)
+    assert (every.dt[: every.ray_offsets[-1]] == STEP).all()
+    some, _ = visible_samples(field, rays, everywhere(device), settings, jitter=True, capacity=room)
+    assert 100 < int(some.ray_offsets[-1]) < 0.8 * int(every.ray_offsets[-1])
+    assert (some.dt[: some.ray_offsets[-1]] > 1.5 * STEP).any()
+    other = random_field(device)
+    with pytest.raises(ValueError, match=r"^roulette must be 0 for a field without pyramid_density .*, got 0\.2: "):
+        visible_samples(other, rays, everywhere(device), settings, jitter=True, capacity=room)
+
+
 def test_levels_that_are_off_leave_the_density_alone(device):
     field = marchable_field(device)
     points = 2 * torch.rand(50, 3, device=device) - 1

@@ -174,7 +174,8 @@ class Model(nn.Module, Component):  # type: ignore[misc]
                 f"trainer.render.voxels_per_step must be at least {least:.3g}, so that no ray through the grid's box "
                 f"has more than {_MAX_SAMPLES} samples, got {self.sampling.voxels_per_step:g}"
             )
-        return RenderSettings(step, self.sampling.min_transmittance, self.sampling.min_weight)
+        sampling = self.sampling
+        return RenderSettings(step, sampling.min_transmittance, sampling.min_weight, sampling.roulette)
 
     @property
     def background(self) -> Tensor:

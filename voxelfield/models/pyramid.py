@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +70,7 @@ class PyramidConfig(ModelConfig):
         density: Settings of the activation that maps the density network's first output to density.
     """
 
+    marched_by_kernel: ClassVar[bool] = True
     kind: Literal["pyramid"] = "pyramid"
     environment: Literal["none", "map", "auto"] = "auto"
     resolutions: list[Resolution] = field(default_factory=lambda: [16, 32, 64, 128, 256, 400])

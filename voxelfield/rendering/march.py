@@ -43,11 +43,15 @@ class RenderSettings:
         step: Distance between samples, in world units, or in units in warped coordinates.
         min_transmittance: A ray stops once its transmittance falls below this.
         min_weight: Samples with a smaller compositing weight are dropped before colour is evaluated.
+        roulette: In training, samples with a smaller weight are kept at random, in proportion to it, and made longer,
+            so that the mean of the colour stays (Russian roulette). A step then has samples for more rays. Of the
+            fields of this package, for those of ``model=pyramid``.
     """
 
     step: float
     min_transmittance: float = MIN_TRANSMITTANCE
     min_weight: float = MIN_WEIGHT
+    roulette: float = 0.0
 
     def __post_init__(self) -> None:
         """Checks the numbers, which kernels take as they are."""
@@ -186,8 +190,14 @@ def visible_samples(
             max_samples_per_ray=MAX_VISIBLE_PER_RAY,
             capacity=None if capacity is None else capacity.visible,
             boxes=nested_box_args(warp),
+            roulette=settings.roulette if jitter else 0.0,
         )
         return packed, None
+    if jitter and settings.roulette > 0:
+        raise ValueError(
+            f"roulette must be 0 for a field without pyramid_density (trainer.render.roulette=0), got "
+            f"{settings.roulette:g}: only the kernel that marches a pyramid keeps faint samples at random"
+        )
     room = None if capacity is None else capacity.candidates
     candidates = march(rays, occupancy, settings.step, jitter, room, warp)
     count = candidates.ray_offsets[-1]

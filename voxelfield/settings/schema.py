@@ -44,11 +44,14 @@ class RenderConfig:
         voxels_per_step: Distance between samples, in voxels.
         min_transmittance: A ray stops once its transmittance falls below this.
         min_weight: Samples with a smaller compositing weight are dropped.
+        roulette: In training, samples with a smaller weight are kept at random, in proportion to it, and count more;
+            with ``model=pyramid``.
     """
 
     voxels_per_step: Positive = 0.5
     min_transmittance: BelowOne = 1e-3
     min_weight: BelowOne = 1e-3
+    roulette: BelowOne = 0.0
 
 
 @dataclass
@@ -246,6 +249,7 @@ class TrainerConfig(Group):
             self.render.voxels_per_step,
             self.render.min_transmittance,
             self.render.min_weight,
+            self.render.roulette,
             getattr(torch, self.precision),
             self.evaluation.supersampling,
             self.pixel_averaging,
@@ -437,6 +441,12 @@ class RunConfig:
         if self.devices == AUTO:
             raise ValueError(f"{prefix}devices must be all or a number from 1, got auto: leave it out for one process")
         self.model.check_resolution(max(self.trainer.resolutions), f"{prefix}model")
+        roulette = self.trainer.render.roulette
+        if roulette > 0 and not self.model.marched_by_kernel:
+            raise ValueError(
+                f"{prefix}trainer.render.roulette must be 0 with {prefix}model.kind={self.model.kind}, got "
+                f"{roulette:g}: only the kernel that marches a pyramid keeps faint samples at random"
+            )
         check_settings(self, prefix)
 
     @property

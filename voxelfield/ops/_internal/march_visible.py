@@ -37,6 +37,7 @@ def march_visible(
     capacity: int | None = None,
     boxes: Sequence[float] = (),
     blocks: Sequence[Tensor | None] = (),
+    roulette: float = 0.0,
 ) -> PackedSamples:
     r"""Marches rays through a pyramid of grids and keeps the samples whose weight exceeds a limit, packed by ray.
 
@@ -63,13 +64,22 @@ def march_visible(
     field lies in nested boxes: rays are then in the world frame, and all other arguments and the samples are in warped
     coordinates.
 
+    With a positive ``roulette``, samples whose weight :math:`w = T \alpha` is below it are kept at random (Russian
+    roulette, Arvo and Kirk 1990), with the probability :math:`p = \min(1, \alpha \max(T / r, 4))`, which is w / r
+    where light is left. Those that are kept become so long that their opacity is :math:`\alpha / p`, so the mean
+    transmittance behind each sample stays, and with it the mean of every weight. Which are kept follows from the bits
+    of their distances, so it differs between random values of ``offset``.
+
     Returns:
-        The samples that were kept; ``dt`` is ``step``.
+        The samples that were kept; ``dt`` is ``step`` without a roulette.
+
+    Raises:
+        ValueError: ``roulette`` is outside 0..1, or as for :func:`render_grid`.
     """
     if offset is None:
         offset = torch.full_like(near, 0.5)
     check_capacity(capacity)
-    slots, counts, sums = _march_to_slots(
+    slots, counts, sums, lengths = _march_to_slots(
         origins,
         directions,
         near,
@@ -88,18 +98,20 @@ def march_visible(
         max_samples_per_ray,
         list(boxes),
         _UNLIMITED if capacity is None else capacity,
+        roulette,
     )
     rows = int(sums.sum()) if capacity is None else capacity
     walk = (origins, directions, near, far, offset)
-    return PackedSamples(*_pack_slots(*walk, slots, counts, sums, step, list(boxes), rows))
+    return PackedSamples(*_pack_slots(*walk, slots, counts, sums, step, list(boxes), rows, lengths))
 
 
-def _slots(origins: Tensor, max_samples_per_ray: int) -> tuple[Tensor, Tensor, Tensor]:
+def _slots(origins: Tensor, max_samples_per_ray: int, roulette: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rays = origins.shape[0]
     return (
         origins.new_empty(rays, max_samples_per_ray),
         origins.new_empty(rays, dtype=torch.int32),
         origins.new_empty(parts_of(rays), dtype=torch.int64),
+        origins.new_empty(rays, max_samples_per_ray if roulette > 0 else 0),
     )
 
 
