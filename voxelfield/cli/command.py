@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain(f"verb must be one of {', '.join(VERBS)}, got {verb!r}", 2)
     if verb == "train":
         # Torch's C++ code would report in many lines what becomes an error of one line.
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
         _end_with_launcher()
     try:
         module = _imported(f"voxelfield.cli.{VERBS[verb][0]}")
