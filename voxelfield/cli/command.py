@@ -196,7 +196,7 @@ def _run(verb: str, module: ModuleType, arguments: Sequence[str]) -> int:
             return status
 
 
-def exit_status(error: Exception) -> int | None:
+def exit_status(error: BaseException) -> int | None:
     """Returns the exit status for an error: 2 for wrong input, 1 for a failure, None for a fault of the program."""
     from voxelfield._library import KernelsUnavailableError
     from voxelfield.foundation.errors import is_out_of_memory
