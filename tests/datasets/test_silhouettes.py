@@ -214,6 +214,15 @@ def test_photographs_have_nested_boxes_in_any_layout(tmp_path, file):
     assert 1.9 < float((high - low).max()) < 2.1
 
 
+def test_photographs_from_one_place_are_said_to_show_no_distances(tmp_path, caplog):
+    split = opaque(ball_split(around(24)))
+    load(write_frames(tmp_path / "around", "transforms.json", split))
+    assert "turn on the spot" not in caplog.text
+    split.cameras.c2w[:, :3, 3] = 0
+    load(write_frames(tmp_path / "still", "transforms.json", split))
+    assert "transforms.json: the cameras turn on the spot, so the photographs show directions and" in caplog.text
+
+
 @pytest.mark.parametrize("file", LAYOUTS)
 def test_photographs_have_their_trainer_in_any_layout_and_objects_the_default(tmp_path, monkeypatch, file):
     place = write_frames(tmp_path / "place", file, opaque(ball_split(around(24))))
