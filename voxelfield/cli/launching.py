@@ -214,16 +214,14 @@ def join(settings: RunConfig) -> None:
 
 def _meet(values: Mapping[str, Any], timeout: timedelta) -> tuple[distributed.Store, int, int]:
     """Returns the store, rank and number of processes; raises ValueError if processes do not belong together."""
-    first = processes.variable("RANK") == 0
-    if not first:
+    if not (first := os.environ["RANK"] == "0"):
         _wait_for_address(time.monotonic() + timeout.total_seconds())
     try:
         store, rank, count = next(rendezvous("env://", timeout=timeout))
     except RuntimeError:
         with contextlib.suppress(RuntimeError):
             if first:  # the address may be in use by another process of this rank, which waits for others
-                count = processes.started()
-                _compare(_connect(count), 0, count, values, timedelta(seconds=_VERDICT_SECONDS))
+                _compare(_connect(), 0, processes.started(), values, timedelta(seconds=_VERDICT_SECONDS))
         raise
     store = distributed.PrefixStore(_attempt(), store)
     _compare(store, rank, count, values, timeout)
@@ -244,9 +242,7 @@ def _compare(store: distributed.Store, rank: int, count: int, values: Mapping[st
             raise RuntimeError(f"an entry {key} of another program") from None
         if other in found:
             address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-            raise ValueError(
-                f"RANK, of the environment, must differ between the processes at {address}, got {other} twice"
-            )
+            raise ValueError(f"RANK, of the environment, must differ between processes, got {other} twice at {address}")
         found[other] = other_values
         processes.check_alike(found)
 
@@ -351,11 +347,11 @@ def _notes() -> distributed.Store:
     return distributed.PrefixStore("notes", _connect())
 
 
-def _connect(count: int | None = None) -> distributed.Store:
-    """Returns a connection to the group's store, with the prefix of this attempt; as one of a number of processes."""
+def _connect() -> distributed.Store:
+    """Returns a connection to the group's store, with the prefix of this attempt."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     timeout = timedelta(seconds=_VERDICT_SECONDS)
-    store = _within(timeout, lambda: distributed.TCPStore(address, port, count, timeout=timeout))
+    store = _within(timeout, lambda: distributed.TCPStore(address, port, processes.started(), timeout=timeout))
     return distributed.PrefixStore(_attempt(), store)
 
 

@@ -312,10 +312,7 @@ def train(config: DictConfig) -> float | None:
 
 
 def fail(error: str, status: int, cause: BaseException | None = None) -> NoReturn:
-    """Ends the run with its error on stderr and in its log, which also gets the traceback of a cause.
-
-    Hydra's handler of the terminal writes to stdout.
-    """
+    """Ends the run with its error on stderr, where Hydra does not write, and in its log, with a cause's traceback."""
     for handler in logging.getLogger().handlers:
         if type(handler) is logging.StreamHandler:
             handler.setStream(sys.stderr)
