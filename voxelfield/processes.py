@@ -20,6 +20,9 @@ from voxelfield.messages import clipped
 P = ParamSpec("P")
 T = TypeVar("T")
 
+# Variables by which torchrun tells processes of each other.
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
 SLAB_ELEMENTS = 1 << 24
 """Elements of a temporary tensor, 64 MiB of float32: larger tensors are exchanged or resampled a few rows at a time."""
 
@@ -28,11 +31,18 @@ def started() -> int:
     """Returns the number of processes that torchrun or SLURM's srun has started with this one, by their variables.
 
     Raises:
-        ValueError: It is not a number.
+        ValueError: It is not a number, or variables without which the processes cannot find each other are missing.
     """
-    if _has_variables():
-        return variable("WORLD_SIZE", 1)
-    return variable("SLURM_STEP_NUM_TASKS", 1) if by_slurm() else 1
+    if by_slurm():
+        return variable("SLURM_STEP_NUM_TASKS", 1)
+    size = variable("WORLD_SIZE", 1) if "WORLD_SIZE" in os.environ else 1
+    missing = [name for name in _VARIABLES if name not in os.environ]
+    if size > 1 and missing:
+        raise ValueError(
+            f"WORLD_SIZE, of the environment, must be 1 or unset without {' and '.join(missing)}, got {size}: start "
+            "the processes by torchrun or srun, or set these too"
+        )
+    return size
 
 
 def by_slurm() -> bool:
@@ -40,7 +50,7 @@ def by_slurm() -> bool:
 
     A batch script, which srun has not started, has the variables of its job, but not those of a step.
     """
-    return not _has_variables() and {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"} <= set(os.environ)
+    return not set(_VARIABLES) <= set(os.environ) and {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"} <= set(os.environ)
 
 
 def variable(name: str, low: int = 0, high: int = 2**31) -> int:
@@ -244,10 +254,6 @@ def once_per_group(function: Callable[P, T]) -> Callable[P, T]:
         return of_group[key]
 
     return cached
-
-
-def _has_variables() -> bool:
-    return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(os.environ)
 
 
 def _has_group() -> bool:

@@ -159,11 +159,25 @@ def test_processes_with_different_settings_are_refused(start, tmp_path, first, s
 
 
 @pytest.mark.slow
-def test_processes_with_one_rank_are_refused(start, tmp_path):
-    group = {"WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
-    started = [start(tmp_path / "run", RANK=rank, **group) for rank in ("0", "1", "1")]
-    line = "RANK, of the environment, must differ between processes, got 1 in two of them\n"
-    assert [each.finish() for each in started] == [(2, "", line)] * 3
+@pytest.mark.parametrize(("ranks", "twice"), [("011", 1), ("00", 0)])
+def test_processes_with_one_rank_are_refused(start, tmp_path, ranks, twice):
+    group = {"WORLD_SIZE": str(len(ranks)), "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    started = [start(tmp_path / "run", RANK=rank, **group) for rank in ranks]
+    at = f"localhost:{group['MASTER_PORT']}"
+    line = f"RANK, of the environment, must differ between processes, got {twice} twice at {at}\n"
+    assert [each.finish(within=60) for each in started] == [(2, "", line)] * len(ranks)
+
+
+@pytest.mark.parametrize("missing", ["RANK", "MASTER_ADDR"])
+def test_a_number_of_processes_without_their_other_variables_is_refused(monkeypatch, missing):
+    for name in {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} - {missing}:
+        monkeypatch.setenv(name, "4")
+    with pytest.raises(
+        ValueError, match=rf"^WORLD_SIZE, of the environment, must be 1 or unset without {missing}, got 4"
+    ):
+        launching.count_processes(RunConfig(device="cpu"))
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert launching.count_processes(RunConfig(device="cpu")) == 1
 
 
 @pytest.mark.slow
@@ -185,18 +199,18 @@ def test_nobody_at_the_address_of_the_first_process_is_one_line(start, tmp_path)
 
 
 @pytest.mark.slow
-def test_warnings_of_torch_about_another_program_in_place_of_the_store_are_not_printed(start, tmp_path):
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9, b"\xff" * 65536])
+def test_lines_of_torch_about_another_program_in_place_of_the_store_are_not_printed(start, tmp_path, answer):
     with socket.create_server(("127.0.0.1", 0)) as server:
         group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
         running = start(tmp_path / "run", "process_timeout=1", RANK="1", **group)
         server.settimeout(0.1)
         while running.launcher.poll() is None:
             with contextlib.suppress(OSError):
-                server.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9)
+                server.accept()[0].sendall(answer)
         code, out, err = running.finish()
     assert (code, out) == (1, "")
-    assert "[W" not in err
-    assert err.splitlines()[-1].startswith("the processes must find each other at 127.0.0.1:")
+    assert re.fullmatch(r"the processes must find each other at 127\.0\.0\.1:.*\n", err)
 
 
 @pytest.mark.slow

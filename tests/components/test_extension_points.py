@@ -317,13 +317,41 @@ print(recorded(on)["trainer"]["skylight"])
 
 
 @pytest.mark.slow
-def test_a_component_that_ends_the_program_is_no_success(tmp_path: Path) -> None:
-    leaving = WEIGHT.replace("        batch.weigh", "        raise SystemExit(0)\n        batch.weigh")
+@pytest.mark.parametrize(
+    ("hook", "error", "words"),
+    [
+        ("prepare", "SystemExit(0)", "SystemExit: 0"),
+        ("build", "SystemExit(2)", "SystemExit: 2"),
+        ("prepare", "KeyboardInterrupt()", "KeyboardInterrupt:"),
+        ("build", "RuntimeError('far off')", "RuntimeError: far off"),
+    ],
+)
+def test_a_component_that_ends_training_is_named(tmp_path: Path, hook: str, error: str, words: str) -> None:
+    line = {"prepare": "        batch.weigh", "build": "        return [Bright"}[hook]
+    leaving = WEIGHT.replace(line, f"        raise {error}\n{line}")
     install_component(tmp_path, "leaving", "leaving", HEAD + leaving)
-    done = run("train.py", *QUICK, "trainer.loss.bright=1", f"hydra.run.dir={tmp_path / 'run'}", package=tmp_path)
+    directory = tmp_path / "run"
+    done = run("train.py", *QUICK, "trainer.loss.bright=1", f"hydra.run.dir={directory}", package=tmp_path)
+    raiser = "the entry point leaving = leaving of voxelfield.components"
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "training was ended by a package, which raised SystemExit: 0" in done.stderr
+    assert f"training was ended by {raiser}, which raised {words}\n" in done.stderr
+    assert "Traceback" not in done.stdout
+    assert f"in {hook}\n    raise {error}\n" in (directory / "train.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("error", "words"), [("SystemExit(0)", "SystemExit: 0"), ("KeyboardInterrupt()", "KeyboardInterrupt:")]
+)
+def test_settings_of_a_component_that_end_the_program_are_named(tmp_path: Path, error: str, words: str) -> None:
+    asked = f"    @property\n    def is_on(self):\n        raise {error}\n\n    def build"
+    install_component(tmp_path, "leaving", "leaving", HEAD + WEIGHT.replace("    def build", asked))
+    done = run("train.py", *QUICK, "trainer.loss.bright=1", package=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [f"component bright of the package leaving cannot be used: {words}"]
+    done = run("train.py", "trainer.steps=-1", package=tmp_path)
+    assert "trainer.steps must be at least 1, got -1" in done.stderr, "runs without it go on"
 
 
 @pytest.mark.slow

@@ -100,6 +100,15 @@ def test_images_that_show_parts_of_the_object_cut_nothing():
     assert_fits(box_of(split), slack=1.3)
 
 
+def test_images_that_the_object_overflows_cut_nothing():
+    c2w = around(60)
+    targets = CENTRE + 0.6 * RADIUS * (2 * torch.rand(60, 3, generator=torch.Generator().manual_seed(0)) - 1)
+    for pose, target in zip(c2w, targets, strict=True):
+        pose[:3, :3] = axes_looking(target - pose[:3, 3], torch.tensor([0.0, 0.0, 1.0]))
+    split = ball_split(c2w, focal=700.0)
+    assert_fits(box_of(split), slack=0.8)
+
+
 def test_images_of_details_cut_nothing_from_an_object_that_others_show_whole():
     split = ball_split(around(40))
     details = ball_split(around(60, target=CENTRE + torch.tensor([0.0, 0.0, 0.5])), focal=500.0)
@@ -203,6 +212,15 @@ def test_photographs_have_nested_boxes_in_any_layout(tmp_path, file):
     low, high = torch.tensor(warp.aabb)
     assert ((low + high) / 2 - CENTRE).abs().max() < 0.01
     assert 1.9 < float((high - low).max()) < 2.1
+
+
+def test_photographs_from_one_place_are_said_to_show_no_distances(tmp_path, caplog):
+    split = opaque(ball_split(around(24)))
+    load(write_frames(tmp_path / "around", "transforms.json", split))
+    assert "turn on the spot" not in caplog.text
+    split.cameras.c2w[:, :3, 3] = 0
+    load(write_frames(tmp_path / "still", "transforms.json", split))
+    assert "transforms.json: the cameras turn on the spot, so the photographs show directions and" in caplog.text
 
 
 @pytest.mark.parametrize("file", LAYOUTS)

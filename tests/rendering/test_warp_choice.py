@@ -29,6 +29,7 @@ from voxelfield.warps.choice import (
     ndc_box_of_cameras,
     nested_boxes_of_cameras,
     stray_cameras,
+    turn_on_the_spot,
 )
 from voxelfield.warps.ndc_box import NdcBox
 from voxelfield.warps.nested_boxes import NestedBoxes
@@ -309,6 +310,19 @@ def test_the_boxes_of_a_room_have_its_unit(unit):
     )
     room[:, :3, 3] = 7.1
     torch.testing.assert_close(box_of_cameras(room).diff(dim=0), torch.full((1, 3), 2.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("unit", [1000.0, 1.0, 0.001])
+def test_cameras_that_turn_on_the_spot_are_known_whatever_their_unit(unit):
+    head = turned_about(circle(12, 0.05))
+    head[:, :3, 3] += 5e-4 * torch.randn(12, 3, generator=torch.Generator().manual_seed(0)) + 3.0
+    one_place, walk = head.clone(), head.clone()
+    one_place[:, :3, 3] = 3.0
+    walk[:, :3, 3] = torch.rand(12, 3, generator=torch.Generator().manual_seed(0))
+    around = circle(12, 4.0)
+    for poses in (head, one_place, walk, around, array := array_of_cameras()):
+        poses[:, :3, 3] *= unit
+    assert [turn_on_the_spot(poses) for poses in (head, one_place, walk, around, array)] == [True, True, *3 * [False]]
 
 
 def test_points_say_where_the_subject_is():

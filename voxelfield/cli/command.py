@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain(f"verb must be one of {', '.join(VERBS)}, got {verb!r}", 2)
     if verb == "train":
         # Torch's C++ code would report in many lines what becomes an error of one line.
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
         _end_with_launcher()
     try:
         module = _imported(f"voxelfield.cli.{VERBS[verb][0]}")
@@ -196,7 +196,7 @@ def _run(verb: str, module: ModuleType, arguments: Sequence[str]) -> int:
             return status
 
 
-def exit_status(error: Exception) -> int | None:
+def exit_status(error: BaseException) -> int | None:
     """Returns the exit status for an error: 2 for wrong input, 1 for a failure, None for a fault of the program."""
     from voxelfield._library import KernelsUnavailableError
     from voxelfield.foundation.errors import is_out_of_memory

@@ -214,24 +214,37 @@ def join(settings: RunConfig) -> None:
 
 def _meet(values: Mapping[str, Any], timeout: timedelta) -> tuple[distributed.Store, int, int]:
     """Returns the store, rank and number of processes; raises ValueError if processes do not belong together."""
-    if os.environ["RANK"] != "0":
+    if not (first := os.environ["RANK"] == "0"):
         _wait_for_address(time.monotonic() + timeout.total_seconds())
-    store, rank, count = next(rendezvous("env://", timeout=timeout))
+    try:
+        store, rank, count = next(rendezvous("env://", timeout=timeout))
+    except RuntimeError:
+        with contextlib.suppress(RuntimeError):
+            if first:  # the address may be in use by another process of this rank, which waits for others
+                _compare(_connect(), 0, processes.started(), values, timedelta(seconds=_VERDICT_SECONDS))
+        raise
     store = distributed.PrefixStore(_attempt(), store)
+    _compare(store, rank, count, values, timeout)
+    return store, rank, count
+
+
+def _compare(store: distributed.Store, rank: int, count: int, values: Mapping[str, Any], timeout: timedelta) -> None:
+    """Exchanges values through the store; raises ValueError if processes do not belong together."""
     # In the order in which the processes arrive, because two may have been given one rank.
-    store.set(f"values/{store.add('arrived', 1)}", json.dumps([rank, {**values, "WORLD_SIZE": count}]))
+    arrived = store.add("arrived", 1)
+    store.set(f"values/{arrived}", json.dumps([rank, {**values, "WORLD_SIZE": count}]))
     found: dict[int, Any] = {}
-    for key in (f"values/{number}" for number in range(1, count + 1)):
+    for key in (f"values/{number}" for number in range(1, max(count, arrived) + 1)):
         store.wait([key], timeout)
         try:
             other, other_values = json.loads(store.get(key))
         except (TypeError, ValueError):
             raise RuntimeError(f"an entry {key} of another program") from None
         if other in found:
-            raise ValueError(f"RANK, of the environment, must differ between processes, got {other} in two of them")
+            address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            raise ValueError(f"RANK, of the environment, must differ between processes, got {other} twice at {address}")
         found[other] = other_values
         processes.check_alike(found)
-    return store, rank, count
 
 
 def _wait_for_address(deadline: float) -> None:
@@ -331,10 +344,15 @@ def failing_together() -> Iterator[None]:
 
 def _notes() -> distributed.Store:
     """Returns a connection to the group's store, with a prefix for notes between processes."""
+    return distributed.PrefixStore("notes", _connect())
+
+
+def _connect() -> distributed.Store:
+    """Returns a connection to the group's store, with the prefix of this attempt."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     timeout = timedelta(seconds=_VERDICT_SECONDS)
-    store = _within(timeout, lambda: distributed.TCPStore(address, port, timeout=timeout))
-    return distributed.PrefixStore(f"{_attempt()}/notes", store)
+    store = _within(timeout, lambda: distributed.TCPStore(address, port, processes.started(), timeout=timeout))
+    return distributed.PrefixStore(_attempt(), store)
 
 
 def describe() -> str:

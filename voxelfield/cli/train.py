@@ -30,6 +30,7 @@ from voxelfield.config import parse
 from voxelfield.datasets.loading import configured_scenes, is_path
 from voxelfield.datasets.registry import FoundScene, scene_in, why_no_folder
 from voxelfield.devices import choose_device
+from voxelfield.foundation.extensions import raised_by
 from voxelfield.installed import config_folder
 from voxelfield.interrupt import Interrupt
 from voxelfield.messages import LONGEST_MESSAGE, clipped, error_in_words, one_line
@@ -281,18 +282,21 @@ def train(config: DictConfig) -> float | None:
                     settings = replace(settings, device=stack.enter_context(reserved))
                 root = Path(get_original_cwd())
                 metrics = train_as_configured(settings, output, root, auto=auto, lock=run.lock, found=run.found)
-    except SystemExit as ended:
-        if isinstance(ended.code, int) and ended.code != 0:
-            raise
-        fail(f"training was ended by a package, which raised {error_in_words(ended)}", 1)
-    except Exception as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         status = 1 if isinstance(error, EmptyFieldError) else exit_status(error)
-        if status is None and processes.count() == 1:
+        raiser = raised_by(error) if status is None else None
+        if isinstance(error, SystemExit) and not (isinstance(error.code, int) and error.code != 0):
+            raiser = raiser or "a package"
+        if status is None and raiser is None and (processes.count() == 1 or not isinstance(error, Exception)):
             raise
-        text = str(error) if status is not None else f"{type(error).__name__}: {error}"
+        text = str(error) if status is not None else error_in_words(error)
+        if raiser is not None:
+            text = f"training was ended by {raiser}, which raised {text}"
+            if StartRun.run.lock is not None:
+                StartRun.run.lock.created = False  # the directory stays, for the log
         # The logs of the others name them anyway.
         named = processes.count() > 1 and processes.is_first() and status != 2
-        fail(f"{launching.describe()}: {text}" if named else text, status or 1)
+        fail(f"{launching.describe()}: {text}" if named else text, status or 1, None if raiser is None else error)
     if metrics is None:
         sys.exit(INTERRUPTED)
     if not processes.is_first():
@@ -307,10 +311,13 @@ def train(config: DictConfig) -> float | None:
     return psnr
 
 
-def fail(error: str, status: int) -> NoReturn:
-    """Ends the run with its error on stderr and in its log; Hydra's handler of the terminal writes to stdout."""
+def fail(error: str, status: int, cause: BaseException | None = None) -> NoReturn:
+    """Ends the run with its error on stderr, where Hydra does not write, and in its log, with a cause's traceback."""
     for handler in logging.getLogger().handlers:
         if type(handler) is logging.StreamHandler:
             handler.setStream(sys.stderr)
+            handler.addFilter(lambda record: record.exc_info is None)
     logger.error("%s", clipped(error, LONGEST_MESSAGE))
+    if cause is not None:
+        logger.error("the traceback of this error:", exc_info=cause)
     sys.exit(status)

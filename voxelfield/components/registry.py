@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args, get
 from voxelfield.config import parse
 from voxelfield.datasets.scene import Scene
 from voxelfield.foundation.extensions import foreign_code, own_objects
-from voxelfield.messages import error_in_words
 from voxelfield.models.component import Component, find_component
 from voxelfield.models.model import Model
 from voxelfield.models.pixel_sampler import PixelSampler
@@ -374,20 +373,20 @@ def settings_of(config: Any) -> list[ComponentSettings]:
 
 def _answer(settings: ComponentSettings, question: Callable[[], Answer], unused: Answer) -> Answer:
     """Returns an answer of settings. If those of another package fail, only runs that use them end."""
-    try:
+    if settings.name not in _foreign:
         return question()
-    except Exception as error:  # third-party code may raise anything
-        if settings.name not in _foreign:
-            raise
-        kind, defaults = type(settings), type(settings)()
+    try:
+        with foreign_code():
+            return question()
+    except ValueError as error:
+        kind, defaults, cause = type(settings), type(settings)(), error.__cause__
         changed = any(getattr(settings, name) != getattr(defaults, name) for name in _mounted(kind))
-        if not changed and not settings.switched_on():
+        if not changed and not ComponentSettings.switched_on(settings):
             return unused
-        if isinstance(error, ValueError):
-            raise
+        if isinstance(cause, ValueError):
+            raise cause from None
         package = kind.__module__.partition(".")[0]
-        reason = error_in_words(error)
-        raise ValueError(f"component {settings.name} of the package {package} cannot be used: {reason}") from error
+        raise ValueError(f"component {settings.name} of the package {package} cannot be used: {error}") from cause
 
 
 def _is_on(settings: ComponentSettings) -> bool:

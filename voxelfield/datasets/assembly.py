@@ -23,7 +23,7 @@ from voxelfield.grids.boxes import box_tensor, parse_box
 from voxelfield.rendering.cameras import Cameras, viewing_poses
 from voxelfield.rendering.lens import join_lenses
 from voxelfield.rendering.rigid import moved
-from voxelfield.warps.choice import box_of_cameras, box_of_points
+from voxelfield.warps.choice import box_of_cameras, box_of_points, turn_on_the_spot
 
 logger = logging.getLogger(__name__)
 
@@ -247,7 +247,7 @@ def assemble(
     if aabb is None and cut_out:
         aabb = _box_of_object(source, splits, photos, options)
     elif aabb is None:
-        aabb, estimated = _box_of_place(poses, points), True
+        aabb, estimated = _box_of_place(source, poses, points), True
     box, bounded = box_tensor(parse_box(aabb), torch.device("cpu")), cut_out or options.aabb is not None
     return Scene(name, box, dict(splits), bounded, estimated, points, poses)
 
@@ -336,7 +336,13 @@ def _silhouettes(
     return split.all_gather(local), cameras
 
 
-def _box_of_place(c2w: Tensor, points: Tensor | None) -> Tensor:
-    if points is None or len(points) == 0 or bool((points == points[0]).all()):
-        return box_of_cameras(c2w)
-    return box_of_points(points)
+def _box_of_place(source: Path, c2w: Tensor, points: Tensor | None) -> Tensor:
+    if points is not None and len(points) > 0 and not bool((points == points[0]).all()):
+        return box_of_points(points)
+    if turn_on_the_spot(c2w):
+        logger.warning(
+            "%s: the cameras turn on the spot, so the photographs show directions and no distances: images from there "
+            "may be right, depths and meshes are not; take photographs from several places",
+            source,
+        )
+    return box_of_cameras(c2w)

@@ -22,9 +22,12 @@ _MAY_CONTRADICT = 0.2
 _FEWEST_VIEWS = 2
 _LEAST_SEEN = 0.05
 # Silhouettes that the border cuts contradict nothing outside of their images. Without others, cells must be near one
-# that this share of the images shows, compared with the best seen cell: at most so many cells away.
+# that this share of the images shows, compared with the best seen cell: at most so many cells away. Few images show the
+# ends of an object that overflows most of them, so the second number applies where silhouettes touch more borders than
+# the last one, on average.
 _OFTEN_SEEN = 0.5
-_NEAR = 3
+_NEAR, _NEAR_IF_OVERFLOWING = 3, 5
+_OVERFLOWING = 2.2
 # Cells along each axis that are looked at; blocks of pixels along the longer side of a silhouette.
 _CELLS = 24
 _BLOCKS = 256
@@ -44,14 +47,19 @@ class Silhouette:
     Attributes:
         counts: (rows + 1, columns + 1) int32, how many blocks above and to the left are opaque.
         block: Edge of a block in pixels.
-        whole: Whether the silhouette ends within the image, so that it shows all of the object.
+        touched: How many of the image's four borders the silhouette reaches.
         middle: (2,) column and row of the middle of its bounding rectangle, in pixels.
     """
 
     counts: Tensor
     block: int
-    whole: bool
+    touched: int
     middle: Tensor
+
+    @property
+    def whole(self) -> bool:
+        """Whether the silhouette ends within the image, so that it shows all of the object."""
+        return self.touched == 0
 
     @classmethod
     def of(cls, alpha: Tensor) -> Silhouette:
@@ -62,11 +70,11 @@ class Silhouette:
         height, width = opaque.shape
         rows, columns = opaque.any(dim=1).nonzero()[:, 0], opaque.any(dim=0).nonzero()[:, 0]
         ends = torch.stack((columns[[0, -1]], rows[[0, -1]]))
-        whole = bool((ends[:, 0] > 0).all() and (ends[:, 1] < torch.tensor([width, height]) - 1).all())
+        touched = int((ends == torch.tensor([[0, width - 1], [0, height - 1]])).sum())
         block = math.ceil(max(height, width) / _BLOCKS)
         blocks = F.max_pool2d(opaque[None].float(), block, ceil_mode=True)[0]
         counts = F.pad(blocks.int().cumsum(dim=0, dtype=torch.int32).cumsum(dim=1, dtype=torch.int32), (1, 0, 1, 0))
-        return cls(counts, block, whole, ends.float().mean(dim=1) + 0.5)
+        return cls(counts, block, touched, ends.float().mean(dim=1) + 0.5)
 
 
 def box_of_silhouettes(silhouettes: Sequence[Silhouette], cameras: Cameras) -> Tensor | None:
@@ -119,7 +127,9 @@ def _possible_cells(box: Tensor, silhouettes: Sequence[Silhouette], cameras: Cam
     possible &= seen >= max(min(_FEWEST_VIEWS, len(silhouettes)), _LEAST_SEEN * best)
     whole = sum(silhouette.whole for silhouette in silhouettes) / len(silhouettes)
     often = possible & (seen >= (_OFTEN_SEEN - whole) * best)
-    return possible & (F.max_pool3d(often[None].float(), 2 * _NEAR + 1, 1, _NEAR)[0] > 0)
+    overflowing = sum(silhouette.touched for silhouette in silhouettes) > _OVERFLOWING * len(silhouettes)
+    near = _NEAR_IF_OVERFLOWING if overflowing else _NEAR
+    return possible & (F.max_pool3d(often[None].float(), 2 * near + 1, 1, near)[0] > 0)
 
 
 def _compare(

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import logging
 import pkgutil
+import traceback
 from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -16,6 +17,8 @@ from voxelfield.messages import clipped, error_in_words
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_GROUPS = tuple(f"voxelfield.{what}" for what in ("components", "models", "datasets", "export"))
 
 
 def complete(name: str, given: Any, base: type, required: Sequence[str]) -> None:
@@ -88,3 +91,14 @@ def foreign_code() -> Iterator[None]:
             if interrupt.requested:
                 raise
             raise ValueError(error_in_words(error)) from error
+
+
+def raised_by(error: BaseException) -> str | None:
+    """Returns the entry point, in words, of the package that raised an error, or called what did; None without one."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    entries = [entry for group in _GROUPS for entry in entry_points(group=group)]
+    for module in [] if modules[-1:] == [Interrupt.__module__] else reversed(modules):  # where Ctrl-C is raised
+        for entry in sorted(entries, key=lambda entry: entry.module != module):
+            if entry.module.partition(".")[0] == module.partition(".")[0]:
+                return f"the entry point {entry.name} = {entry.value} of {entry.group}"
+    return None
