@@ -182,7 +182,7 @@ def in_box(grid: Tensor, points: Tensor, aabb: Tensor, padding: int) -> tuple[Te
 SAMPLING = {
     "sample_trilinear": Contract(
         call=ops.sample_trilinear,
-        make=lambda n: of_points(n, grid=rand(3, 2, 3, 2)),
+        make=lambda n: of_points(n, grid=rand(2, 2, 2, 8)),
         reference=reference.sample_grid,
     ),
     "sample_trilinear, periodic": Contract(
@@ -199,6 +199,13 @@ SAMPLING = {
         call=partial(ops.sample_trilinear, with_gradient=True, padding="zeros"),
         make=lambda n: of_points(n, grid=rand(3, 2, 3, 2)),
         reference=lambda grid, points: reference.sample_grid_with_gradient(grid, points, "zeros"),
+    ),
+    "sample_trilinear, batch with_gradient": Contract(
+        call=partial(ops.sample_trilinear, with_gradient=True),
+        make=lambda n: SAMPLING["sample_trilinear, batch"].make(n) | {"grid": rand(2, 2, 2, 2, 1)},
+        reference=lambda grid, points: tuple(
+            map(torch.stack, zip(*map(reference.sample_grid_with_gradient, grid, points), strict=True))
+        ),
     ),
     "sample_trilinear, nearest": Contract(
         call=partial(ops.sample_trilinear, mode="nearest"),
@@ -224,7 +231,7 @@ SAMPLING = {
     ),
     "trilinear_interpolate": Contract(
         call=ops.trilinear_interpolate,
-        make=lambda n: {"feats": rand(n, 8, 2), "points": rand(n, 3) * 4 - 2},
+        make=lambda n: {"feats": rand(n, 8, 4), "points": rand(n, 3) * 4 - 2},
         reference=reference.interpolate_cells,
     ),
     "sample_in_box": Contract(
@@ -682,6 +689,18 @@ IN_PLACE["accumulate_trilinear_, slabs"] = replace(
     IN_PLACE["accumulate_trilinear_"],
     call=on_copies(partial(accumulate_trilinear_, slabs=[(1, 9), (0, 4)]), "sums"),
     reference="tests/ops/test_accumulate.py",
+)
+TILES = {"tiles": torch.tensor([0, -1], dtype=torch.int32), "tile_count": torch.ones(1, dtype=torch.int32)}
+IN_PLACE["grid_total_variation_grad_, tiles"] = replace(
+    IN_PLACE["grid_total_variation_grad_"],
+    make=lambda n: IN_PLACE["grid_total_variation_grad_"].make(n) | TILES,
+)
+IN_PLACE["grid_adam_, tiles and rates"] = replace(
+    IN_PLACE["grid_adam_"],
+    make=lambda n: (
+        IN_PLACE["grid_adam_"].make(n)
+        | {"tiles": [TILES["tiles"]], "tile_counts": [TILES["tile_count"]], "channel_rates": [torch.ones(2)]}
+    ),
 )
 IN_PLACE = {name: replace(row, in_place=True) for name, row in IN_PLACE.items()}
 
