@@ -295,6 +295,28 @@ def draw(
     return drawn
 
 
+def adam_step(
+    param: Tensor,
+    m: Tensor,
+    v: Tensor,
+    grad: Tensor,
+    *,
+    lr: float,
+    step: int,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float = 0.0,
+    l2_penalty: float = 0.0,
+    rates: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The parameter and its moments after a step of Adam, with a share (C,) of the learning rate for each channel."""
+    lr = lr if rates is None else lr * rates
+    grad = grad + l2_penalty * param
+    m, v = betas[0] * m + (1 - betas[0]) * grad, betas[1] * v + (1 - betas[1]) * grad**2
+    direction = m / (1 - betas[0] ** step) / ((v / (1 - betas[1] ** step)).sqrt() + eps)
+    return (1 - lr * weight_decay) * param - lr * direction, m, v
+
+
 def select(
     density: Tensor,
     positions: Tensor,

@@ -130,15 +130,10 @@ def _adam(values: Tensor, **options: Any) -> Tensor:
     return param.detach()
 
 
-def _adam_reference(
-    values: Tensor, lr: float, betas: Any, eps: float, weight_decay: float, l2_penalty: float
-) -> Tensor:
-    param, m, v = values.clone(), torch.zeros_like(values), torch.zeros_like(values)
+def _adam_reference(values: Tensor, **options: Any) -> Tensor:
+    param, m, v = values, torch.zeros_like(values), torch.zeros_like(values)
     for step in (1, 2):
-        grad = (3 * param).sin() + l2_penalty * param
-        m, v = betas[0] * m + (1 - betas[0]) * grad, betas[1] * v + (1 - betas[1]) * grad**2
-        mean, spread = m / (1 - betas[0] ** step), v / (1 - betas[1] ** step)
-        param = (1 - lr * weight_decay) * param - lr * mean / (spread.sqrt() + eps)
+        param, m, v = reference.adam_step(param, m, v, (3 * param).sin(), step=step, **options)
     return param
 
 
