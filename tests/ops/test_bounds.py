@@ -178,17 +178,6 @@ def test_rows_of_no_ray_are_no_error(device, offsets):
     assert (result.weights != 0).nonzero()[:, 0].tolist() == list(range(offsets[0], offsets[-1]))
 
 
-def test_offsets_are_not_looked_at_by_a_compiler():
-    samples = make_samples("cpu", torch.float32)
-    offsets = torch.tensor([0, 30, 90])
-
-    def loss(density, offsets):
-        return ops.composite(density, samples["rgb"], samples["t"], samples["dt"], offsets).opacity
-
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(samples["density"], offsets), loss(samples["density"], offsets))
-
-
 # --- what a counting op might have returned, but did not
 
 
@@ -414,17 +403,6 @@ def test_only_ops_of_one_tensor_have_no_other_device_to_refuse():
     _library.ensure_loaded("cpu")
     tensors = {name: tensors_in(arguments) for name, arguments in one_call_of_each(torch.device("cpu")).items()}
     assert {name for name in TABLE if len(tensors[name]) == 1} == OF_ONE_TENSOR
-
-
-def test_a_message_says_what_was_expected_and_what_came(device, kernels):
-    density, _, _, dt = make_samples(device, torch.float32, 7).values()
-    offsets = torch.tensor([0, 7], device=device)
-    with pytest.raises(RuntimeError, match=r"dt must have shape \(7\), got \(3\)"):
-        kernels.ray_light(density, dt[:3], offsets, 0.0, False)
-    with pytest.raises(RuntimeError, match="dt must be float32 for density that is not float64, got float64"):
-        kernels.ray_light(density, dt.double(), offsets, 0.0, False)
-    with pytest.raises(RuntimeError, match=r"ray_offsets must have R \+ 1 entries, at least one, got none"):
-        kernels.ray_light(density, dt, offsets[:0], 0.0, False)
 
 
 # The numbers of raw ops, and values that they refuse.

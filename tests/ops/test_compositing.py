@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import reference
@@ -41,9 +42,7 @@ def composite_all(**inputs):
     return composite(**inputs, distortion=True)
 
 
-def by_reference(min_transmittance=0.0, **inputs):
-    results = reference.composite(**inputs, min_transmittance=min_transmittance)
-    return *results, reference.distortion(results[3], inputs["t"], inputs["dt"], inputs["ray_offsets"])
+by_reference = partial(reference.composite, distortion=True)
 
 
 def as_double(inputs):
@@ -87,27 +86,6 @@ def test_value_and_gradients_match_reference(device, dtype, min_transmittance, c
     assert_all_match(actual, expected)
     if min_transmittance:
         assert (actual[3] == 0).any()
-
-
-def test_a_ray_of_constant_density_in_closed_form(device):
-    count, sigma, dt = 50, 3.0, 0.02
-    t = (torch.arange(count, dtype=torch.float64, device=device) + 0.5) * dt
-    color = torch.tensor([0.2, 0.5, 1.0], dtype=torch.float64, device=device)
-    result = composite(
-        torch.full_like(t, sigma),
-        color.expand(count, 3),
-        t,
-        torch.full_like(t, dt),
-        torch.tensor([0, count], device=device),
-        min_transmittance=0.0,
-    )
-    opacity = 1 - math.exp(-sigma * count * dt)
-    assert result.opacity.item() == pytest.approx(opacity)
-    torch.testing.assert_close(result.rgb[0], opacity * color)
-    torch.testing.assert_close(
-        result.weights, (1 - math.exp(-sigma * dt)) * torch.exp(-sigma * dt * torch.arange(count).to(t))
-    )
-    assert result.depth_sum.item() == pytest.approx((result.weights * t).sum().item())
 
 
 @pytest.mark.parametrize("channels", [3, 5])
@@ -190,6 +168,15 @@ def test_one_length_for_all_samples(device, dt):
         assert torch.autograd.gradcheck(lambda dt: composite_all(**{**inputs, "dt": dt})[:3], dt)
 
 
+@pytest.mark.parametrize("size", [(3, 8), (4, 0), (0, 7)], ids=str)
+def test_rays_of_equally_many_samples_may_share_a_length(device, size):
+    density, t, rgb = (torch.rand(*size, *more, device=device) for more in ((), (), (3,)))
+    packed = (x.flatten(0, 1) for x in (density, rgb, t))
+    expected = composite(*packed, 0.05, size[1] * torch.arange(size[0] + 1, device=device))
+    for a, e in zip(composite(density, rgb, t, 0.05)[:4], expected, strict=False):
+        assert torch.equal(a, e.view_as(a))
+
+
 def test_narrow_offsets_are_converted(device):
     inputs = make(device)
     narrow = {**inputs, "ray_offsets": inputs["ray_offsets"].int()}
@@ -219,7 +206,8 @@ def test_samples_behind_the_limit_count_for_nothing(device, min_transmittance, s
     torch.testing.assert_close(result.weights.cpu(), expected, rtol=1e-9, atol=0)
     assert not result.weights[seen:].any()
     torch.testing.assert_close(result.opacity.cpu(), expected.sum()[None])
-    torch.testing.assert_close(result.rgb.cpu(), (expected @ inputs["rgb"].cpu())[None])
+    for found, what in ((result.rgb, "rgb"), (result.depth_sum, "t")):
+        torch.testing.assert_close(found.cpu(), (expected @ inputs[what].cpu())[None])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -195,12 +195,6 @@ def test_forward_mode_of_what_would_be_a_third_derivative_is_refused(device):
         third(points)
 
 
-def test_tangent_of_value_and_gradient_along_the_points_is_refused(device):
-    grid, points = make(device)
-    with pytest.raises(NotImplementedError, match="with_gradient=True is differentiable once"):
-        jvp(lambda p: sample_trilinear(grid, p, with_gradient=True), (points,), (torch.ones_like(points),))
-
-
 @pytest.mark.parametrize("transform", ["grad", "jvp"])
 def test_raw_ops_under_transforms_are_refused(device, transform):
     _library.ensure_loaded(device.type)
