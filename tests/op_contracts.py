@@ -288,7 +288,7 @@ RAYS = {
     "composite_alphas": Contract(
         call=lambda **x: ops.composite_alphas(**x, **LIMIT)[:4],
         make=lambda n: samples(n, "alpha", "rgb", "t"),
-        reference=partial(reference.composite, **LIMIT),
+        reference=partial(reference.composite_alphas, **LIMIT),
         dtypes=EVERY,
     ),
     "ray_weights": Contract(

@@ -111,23 +111,31 @@ def light(
     return (torch.stack(weights), torch.stack(reaching)) if weights else (empty, empty)
 
 
-def composite(
-    rgb: Tensor,
-    t: Tensor,
-    ray_offsets: Tensor,
-    min_transmittance: float = 0.0,
-    distortion: bool = False,
-    **samples: Tensor | float,
+def composite_alphas(
+    alpha: Tensor, rgb: Tensor, t: Tensor, ray_offsets: Tensor, min_transmittance: float = 0.0
 ) -> list[Tensor]:
-    """Emission and absorption: rgb (R, C), opacity, depth (R,), weights (M,), and the distortion (R,) if wanted.
+    """Emission and absorption: rgb (R, C), opacity, depth (R,), weights (M,).
 
     A sample that less than ``min_transmittance`` of the light reaches, and all samples behind it, contribute nothing.
     """
-    weights, _ = light(ray_offsets, **samples, min_transmittance=min_transmittance)
+    weights, _ = light(ray_offsets, alpha=alpha, min_transmittance=min_transmittance)
     assert weights.shape == t.shape == rgb.shape[:1]
-    sums = [ray_sums(x, ray_offsets) for x in (weights[:, None] * rgb, weights, weights * t)]
-    spread = [spread_along_rays(weights, t, lengths(samples["dt"], t), ray_offsets)] if distortion else []
-    return [*sums, weights, *spread]
+    return [*(ray_sums(x, ray_offsets) for x in (weights[:, None] * rgb, weights, weights * t)), weights]
+
+
+def composite(
+    density: Tensor,
+    rgb: Tensor,
+    t: Tensor,
+    dt: Tensor | float,
+    ray_offsets: Tensor,
+    min_transmittance: float = 0.0,
+    distortion: bool = False,
+) -> list[Tensor]:
+    """The same from densities, and the distortion (R,) if wanted."""
+    dt = lengths(dt, density)
+    results = composite_alphas(1 - torch.exp(-density * dt), rgb, t, ray_offsets, min_transmittance)
+    return [*results, spread_along_rays(results[3], t, dt, ray_offsets)] if distortion else results
 
 
 def spread_along_rays(weights: Tensor, t: Tensor, dt: Tensor, ray_offsets: Tensor) -> Tensor:

@@ -149,7 +149,7 @@ def _render_reference(
     basis = spherical_harmonics(walk["directions"], degree)[index]
     coefficients = features[:, 1 : 1 + 3 * (degree + 1) ** 2].unflatten(1, (3, (degree + 1) ** 2))
     rgb = torch.sigmoid((coefficients * basis[:, None]).sum(-1))
-    return reference.composite(rgb, t, offsets, min_transmittance, density=density, dt=dt)[:3]
+    return reference.composite(density, rgb, t, dt, offsets, min_transmittance)[:3]
 
 
 def _same_image(arguments: dict[str, Any], actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:

@@ -337,8 +337,8 @@ def _draw_view_reference(
     walk = (rays.origins, rays.directions, rays.near, rays.far, torch.ones(3, 3, 3, dtype=torch.bool), field.aabb, step)
     positions, t, dt, index, offsets, _ = ops.march_rays(*walk)
     density, rgb = field(positions, rays.directions[index])
-    samples = {"density": density.detach().double(), "dt": dt.double(), "min_transmittance": min_transmittance}
-    color, opacity, *_ = reference.composite(rgb.detach().double(), t.double(), offsets, **samples)
+    samples = [x.detach().double() for x in (density, rgb, t, dt)]
+    color, opacity, *_ = reference.composite(*samples, offsets, min_transmittance)
     side, height, width = supersampling, cameras.height // supersampling, cameras.width // supersampling
     if side == 1:
         return (color + (1 - opacity)[:, None] * background).view(height, width, 3)

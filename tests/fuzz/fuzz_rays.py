@@ -186,7 +186,7 @@ RAYS = {
     "composite_alphas": Subject(
         ops.composite_alphas,
         _samples("alpha", "rgb", "t", min_transmittance=_LIMITS),
-        reference.composite,
+        reference.composite_alphas,
         check_extreme=others_unchanged(ops.composite_alphas, ("alpha", "rgb", "t")),
         extreme=("alpha", "rgb", "t"),
     ),

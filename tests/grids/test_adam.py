@@ -484,7 +484,8 @@ def test_training_goes_on_with_a_saved_state_and_with_a_copy(device, narrow, by_
 
 
 def test_tiles_and_copies_of_a_resized_grid_must_be_set_again(device):
-    grid, cells = VoxelGrid((5, 6, 7), 4, BOX, fill=1.0, device=device), torch.ones(2, 2, 2, dtype=torch.bool, device=device)
+    grid = VoxelGrid((5, 6, 7), 4, BOX, fill=1.0, device=device)
+    cells = torch.ones(2, 2, 2, dtype=torch.bool, device=device)
     optimizer = GridAdam([grid.features])
     optimizer.set_working(grid.features, torch.zeros_like(grid.features, dtype=torch.float16))
     optimizer.set_active(grid.features, cells)

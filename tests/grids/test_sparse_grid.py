@@ -68,9 +68,7 @@ def read(grid: SparseGrid, points: Tensor) -> Tensor:
 
 def dense_of(grid: SparseGrid) -> Tensor:
     """Returns the features of the dense grid with the same vertices, with zeros where there is no block."""
-    dense = grid.features.new_zeros(*grid.resolution, grid.channels)
-    values = grid.features.detach().view(-1, grid.channels)[rows_of(grid)]
-    return dense.index_put_(tuple(vertices_of(grid).unbind(-1)), values)
+    return grid_of(grid, grid.features.detach())
 
 
 def random_points(device: torch.device, count: int = 4000) -> Tensor:
@@ -196,10 +194,7 @@ def test_blocks_that_stay_keep_features_and_moments(device):
 def grid_of(grid: SparseGrid, values: Tensor) -> Tensor:
     """Values of the atlas on the dense grid's vertices."""
     dense = values.new_zeros(*grid.resolution, values.shape[-1])
-    dense[tuple(vertices_of(grid).reshape(-1, 3).unbind(-1))] = values.reshape(-1, values.shape[-1])[
-        rows_of(grid).view(-1)
-    ]
-    return dense
+    return dense.index_put_(tuple(vertices_of(grid).unbind(-1)), values.view(-1, values.shape[-1])[rows_of(grid)])
 
 
 def touched_vertices(exists: Tensor) -> Tensor:

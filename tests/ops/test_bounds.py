@@ -11,8 +11,9 @@ import math
 
 import pytest
 import torch
-from op_contracts import BOXES, one_call_of_each
+from op_contracts import BOXES, one_call_of_each, tensors
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map_only
 
 from voxelfield import _library, ops
 from voxelfield.fields.decoders import spherical_harmonics
@@ -401,8 +402,8 @@ def test_raw_ops_refuse_another_device(name):
 
 def test_only_ops_of_one_tensor_have_no_other_device_to_refuse():
     _library.ensure_loaded("cpu")
-    tensors = {name: tensors_in(arguments) for name, arguments in one_call_of_each(torch.device("cpu")).items()}
-    assert {name for name in TABLE if len(tensors[name]) == 1} == OF_ONE_TENSOR
+    found = {name: tensors([*arguments]) for name, arguments in one_call_of_each(torch.device("cpu")).items()}
+    assert {name for name in TABLE if len(found[name]) == 1} == OF_ONE_TENSOR
 
 
 # The numbers of raw ops, and values that they refuse.
@@ -457,18 +458,6 @@ def test_counting_leaves_no_slot_unwritten(device, kernels):
 PARTLY_WRITTEN = {"count_ray_samples": 1, "count_visible_samples": 0, "march_to_slots": 0}
 
 
-def moved(value, device):
-    if isinstance(value, torch.Tensor):
-        return value.to(device, copy=True)
-    return type(value)(moved(x, device) for x in value) if isinstance(value, (list, tuple)) else value
-
-
-def tensors_in(value):
-    if isinstance(value, (list, tuple)):
-        return [x for part in value for x in tensors_in(part)]
-    return [value] if isinstance(value, torch.Tensor) else []
-
-
 @pytest.mark.cuda
 def test_every_op_runs_on_the_device_of_its_arguments():
     if torch.cuda.device_count() < 2:
@@ -479,12 +468,12 @@ def test_every_op_runs_on_the_device_of_its_arguments():
         for name, arguments in one_call_of_each(first).items():
             results = []
             for device in (first, second):
-                given = moved(arguments, device)
+                given = tree_map_only(torch.Tensor, lambda x, device=device: x.to(device, copy=True), arguments)
                 returned = getattr(torch.ops.voxelfield, name)(*given)
                 returned = list(returned) if isinstance(returned, (list, tuple)) else [returned]
                 if name in PARTLY_WRITTEN:
                     del returned[PARTLY_WRITTEN[name]]
-                results.append(tensors_in([returned, given]))
+                results.append(tensors([returned, given]))
                 assert all(x.device == device for x in results[-1]), name
             torch.cuda.synchronize(second)
             for expected, actual in zip(*results, strict=True):

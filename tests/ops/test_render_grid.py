@@ -61,7 +61,7 @@ def by_steps(scene, grid, degree, offset=None, min_transmittance=1e-4, min_weigh
         keep = weights > min_weight
         density, rgb, t, dt = density[keep], rgb[keep], t[keep], dt[keep]
         ray_offsets = torch.cat([ray_offsets.new_zeros(1), keep.cumsum(0)])[ray_offsets]
-    return reference.composite(rgb, t.double(), ray_offsets, min_transmittance, density=density, dt=dt)[:3]
+    return reference.composite(density, rgb, t.double(), dt, ray_offsets, min_transmittance)[:3]
 
 
 def assert_rendered(actual, expected):

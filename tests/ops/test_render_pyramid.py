@@ -73,8 +73,8 @@ def by_steps(scene, camera, degree=3, min_weight=1e-3):
     weights, _ = reference.light(ray_offsets, density, dt)
     keep = weights > min_weight
     ray_offsets = torch.cat([ray_offsets.new_zeros(1), keep.cumsum(0)])[ray_offsets]
-    kept = {"density": density[keep], "dt": dt[keep]}
-    rgb, opacity, depth, _ = reference.composite(rgb[keep], t[keep].double(), ray_offsets, 1e-4, **kept)
+    kept = [x[keep] for x in (density, rgb, t.double(), dt)]
+    rgb, opacity, depth, _ = reference.composite(*kept, ray_offsets, 1e-4)
     rgb = rgb + (1 - opacity)[:, None] * scene["background"].double()
     return (
         rgb.view(HEIGHT, WIDTH, 3),
