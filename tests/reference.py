@@ -139,12 +139,12 @@ def composite(
 
 
 def spread_along_rays(weights: Tensor, t: Tensor, dt: Tensor, ray_offsets: Tensor) -> Tensor:
-    """The distortion of Mip-NeRF 360, eq. 15, with all pairs of samples (R,)."""
+    """The distortion of Mip-NeRF 360, eq. 15, with all pairs of samples, of which the later is farther away (R,)."""
     rays = []
     for first, last in itertools.pairwise(ray_offsets.tolist()):
         w, here = weights[first:last], t[first:last]
-        apart = (here[:, None] - here[None, :]).abs()
-        rays.append(w @ apart @ w + (w.square() * dt[first:last]).sum() / 3)
+        apart = (here[:, None] - here[None, :]).tril()
+        rays.append(2 * w @ apart @ w + (w.square() * dt[first:last]).sum() / 3)
     return torch.stack(rays) if rays else weights.new_zeros(0)
 
 

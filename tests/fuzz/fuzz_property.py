@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -148,7 +149,8 @@ def try_right(name: str, subject: Subject, arguments: dict[str, Any], with_gradi
     for trained, grad, want in zip(names, grads, wanted, strict=True):
         factors = tensors_of(plain, [subject.factors.get(trained, "")])
         largest = max([1.0, *(float(x.detach().abs().max()) for x in factors if x.numel())])
-        assert_matches(grad.cpu() / largest, want.double() / largest, f"gradient of {trained}")
+        scale = 2.0 ** math.ceil(math.log2(largest))  # exact in every dtype
+        assert_matches(grad.cpu() / scale, want.double() / scale, f"gradient of {trained}")
     tally[name]["gradients compared"] += 1
 
 
