@@ -180,6 +180,7 @@ RAYS = {
         _samples("density", "rgb", "t", "dt", min_transmittance=_LIMITS, distortion=st.booleans()),
         reference.composite,
         trained=("density", "rgb", "t", "dt"),
+        factors={"dt": "density"},
         check_extreme=_diverged_shows,
         extreme=("density", "rgb"),
     ),
