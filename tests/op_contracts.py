@@ -182,7 +182,7 @@ def in_box(grid: Tensor, points: Tensor, aabb: Tensor, padding: int) -> tuple[Te
 SAMPLING = {
     "sample_trilinear": Contract(
         call=ops.sample_trilinear,
-        make=lambda n: of_points(n, grid=rand(3, 2, 3, 2)),
+        make=lambda n: of_points(n, grid=rand(2, 2, 2, 8)),
         reference=reference.sample_grid,
     ),
     "sample_trilinear, periodic": Contract(
@@ -199,6 +199,13 @@ SAMPLING = {
         call=partial(ops.sample_trilinear, with_gradient=True, padding="zeros"),
         make=lambda n: of_points(n, grid=rand(3, 2, 3, 2)),
         reference=lambda grid, points: reference.sample_grid_with_gradient(grid, points, "zeros"),
+    ),
+    "sample_trilinear, batch with_gradient": Contract(
+        call=partial(ops.sample_trilinear, with_gradient=True),
+        make=lambda n: SAMPLING["sample_trilinear, batch"].make(n) | {"grid": rand(2, 2, 2, 2, 1)},
+        reference=lambda grid, points: tuple(
+            map(torch.stack, zip(*map(reference.sample_grid_with_gradient, grid, points), strict=True))
+        ),
     ),
     "sample_trilinear, nearest": Contract(
         call=partial(ops.sample_trilinear, mode="nearest"),
@@ -224,7 +231,7 @@ SAMPLING = {
     ),
     "trilinear_interpolate": Contract(
         call=ops.trilinear_interpolate,
-        make=lambda n: {"feats": rand(n, 8, 2), "points": rand(n, 3) * 4 - 2},
+        make=lambda n: {"feats": rand(n, 8, 4), "points": rand(n, 3) * 4 - 2},
         reference=reference.interpolate_cells,
     ),
     "sample_in_box": Contract(
@@ -264,61 +271,48 @@ def equal_rays(function: Callable[..., Any], *names: str, **options: Any) -> Con
     return Contract(call=partial(function, **options), make=make, reference=packed, dtypes=WIDE)
 
 
-def light(of_alphas: bool, which: int) -> Callable[..., Tensor]:
-    def compute(ray_offsets: Tensor, alpha: Tensor | None = None, density: Any = None, dt: Any = None) -> Tensor:
-        passing = 1 - alpha if alpha is not None else torch.exp(-density * dt)
-        return reference.ray_light(passing, ray_offsets, 0.5)[which]
-
-    return compute
-
-
-def composited(density: Tensor, rgb: Tensor, t: Tensor, dt: Tensor, ray_offsets: Tensor) -> list[Tensor]:
-    results = reference.composite(density, rgb, t, dt, ray_offsets, 0.5)
-    return [*results, reference.distortion(results[3], t, dt, ray_offsets)]
-
-
 LIMIT = {"min_transmittance": 0.5}
 RAYS = {
     "composite": Contract(
         call=partial(ops.composite, distortion=True, **LIMIT),
         make=lambda n: samples(n, "density", "rgb", "t", "dt"),
-        reference=composited,
+        reference=partial(reference.composite, distortion=True, **LIMIT),
         dtypes=EVERY,
     ),
     "composite, one length": Contract(
         call=lambda dt, **x: ops.composite(**x, dt=dt.squeeze(), **LIMIT)[:4],
         make=lambda n: samples(n, "density", "rgb", "t", dt=rand(1)),
-        reference=lambda density, dt, **x: reference.composite(density, dt=dt.expand(density.shape), **x, **LIMIT),
+        reference=lambda dt, **x: reference.composite(**x, dt=dt[0], **LIMIT),
         dtypes=WIDE,
     ),
     "composite_alphas": Contract(
         call=lambda **x: ops.composite_alphas(**x, **LIMIT)[:4],
         make=lambda n: samples(n, "alpha", "rgb", "t"),
-        reference=lambda alpha, **x: reference.composite(-torch.log1p(-alpha), dt=torch.ones_like(alpha), **x, **LIMIT),
+        reference=partial(reference.composite_alphas, **LIMIT),
         dtypes=EVERY,
     ),
     "ray_weights": Contract(
         call=partial(ops.ray_weights, **LIMIT),
         make=lambda n: samples(n, "density", "dt"),
-        reference=light(False, 0),
+        reference=lambda **x: reference.light(**x, **LIMIT)[0],
         dtypes=EVERY,
     ),
     "ray_transmittance": Contract(
         call=partial(ops.ray_transmittance, **LIMIT),
         make=lambda n: samples(n, "density", "dt"),
-        reference=light(False, 1),
+        reference=lambda **x: reference.light(**x, **LIMIT)[1],
         dtypes=EVERY,
     ),
     "alpha_weights": Contract(
         call=partial(ops.alpha_weights, **LIMIT),
         make=lambda n: samples(n, "alpha"),
-        reference=light(True, 0),
+        reference=lambda **x: reference.light(**x, **LIMIT)[0],
         dtypes=EVERY,
     ),
     "alpha_transmittance": Contract(
         call=partial(ops.alpha_transmittance, **LIMIT),
         make=lambda n: samples(n, "alpha"),
-        reference=light(True, 1),
+        reference=lambda **x: reference.light(**x, **LIMIT)[1],
         dtypes=EVERY,
     ),
     "sum_along_rays": Contract(
@@ -375,16 +369,11 @@ RAYS = {
     "ray_index_from_offsets": Contract(
         call=ops.ray_index_from_offsets,
         make=lambda n: {"ray_offsets": offsets(n), "samples": n},
-        reference=lambda ray_offsets, samples: torch.arange(len(ray_offsets) - 1).repeat_interleave(ray_offsets.diff()),
+        reference=reference.ray_index_from_offsets,
     ),
 }
 
 # --- networks, colours
-
-
-def network(input: Tensor, weights: Sequence[Tensor], count: Tensor | None = None) -> Tensor:
-    value = (input @ weights[0].mT).relu() @ weights[1].mT
-    return value if count is None else value * (torch.arange(len(value)) < count)[:, None]
 
 
 def viewed(geometry: Tensor, directions: Tensor, ray_index: Tensor, degree: int) -> tuple[Tensor, Tensor]:
@@ -400,14 +389,14 @@ COLORS = {
     "mlp": Contract(
         call=ops.mlp,
         make=lambda n: {"input": rand(n, 5), "weights": [rand(7, 5), rand(3, 7) - 0.5]},
-        reference=network,
+        reference=reference.network,
         dtypes=WIDE,
         on_cuda=(torch.float16,),
     ),
     "mlp, count": Contract(
         call=ops.mlp,
         make=lambda n: {"input": rand(n, 5), "weights": [rand(7, 5), rand(3, 7) - 0.5], "count": torch.tensor(5)},
-        reference=network,
+        reference=reference.network,
         dtypes=WIDE,
         on_cuda=(torch.float16,),
     ),
@@ -499,13 +488,13 @@ SPACE = {
     ),
     "pack_occupancy": Contract(
         call=lambda occupied: ops.pack_occupancy(occupied).words,
-        make=lambda n: {"occupied": torch.rand(max(n, 1), 5, 6) < 0.5},
-        reference=MARCHED,
+        make=lambda n: {"occupied": torch.rand(max(n, 1), 5, 30) < 0.5},
+        reference=reference.pack_occupancy,
     ),
     "empty_distance": Contract(
         call=empty_distance,
         make=lambda n: {"occupied": torch.rand(n, 5, 6) < 0.1, "max_distance": 4},
-        reference="tests/ops/test_render_grid.py",
+        reference=reference.empty_distance,
     ),
     "lens_rays": Contract(
         call=lens_rays,
@@ -682,6 +671,18 @@ IN_PLACE["accumulate_trilinear_, slabs"] = replace(
     IN_PLACE["accumulate_trilinear_"],
     call=on_copies(partial(accumulate_trilinear_, slabs=[(1, 9), (0, 4)]), "sums"),
     reference="tests/ops/test_accumulate.py",
+)
+TILES = {"tiles": torch.tensor([0, -1], dtype=torch.int32), "tile_count": torch.ones(1, dtype=torch.int32)}
+IN_PLACE["grid_total_variation_grad_, tiles"] = replace(
+    IN_PLACE["grid_total_variation_grad_"],
+    make=lambda n: IN_PLACE["grid_total_variation_grad_"].make(n) | TILES,
+)
+IN_PLACE["grid_adam_, tiles and rates"] = replace(
+    IN_PLACE["grid_adam_"],
+    make=lambda n: (
+        IN_PLACE["grid_adam_"].make(n)
+        | {"tiles": [TILES["tiles"]], "tile_counts": [TILES["tile_count"]], "channel_rates": [torch.ones(2)]}
+    ),
 )
 IN_PLACE = {name: replace(row, in_place=True) for name, row in IN_PLACE.items()}
 

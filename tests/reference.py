@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -82,47 +82,69 @@ def interpolate_cells(feats: Tensor, points: Tensor, order: str = "4i+2j+k") -> 
     return total
 
 
-def composite(
-    density: Tensor, rgb: Tensor, t: Tensor, dt: Tensor, ray_offsets: Tensor, min_transmittance: float = 0.0
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Emission and absorption, one ray and one sample after the other: rgb (R, C), opacity, depth (R,), weights (M,).
+def lengths(dt: Tensor | float, density: Tensor) -> Tensor:
+    """Lengths (M,) as they are, or one for all samples."""
+    dt = torch.as_tensor(dt, dtype=density.dtype, device=density.device)
+    assert dt.dim() == 0 or dt.shape == density.shape
+    return dt.expand(density.shape)
+
+
+def light(
+    ray_offsets: Tensor,
+    density: Tensor | None = None,
+    dt: Tensor | float = 0.0,
+    alpha: Tensor | None = None,
+    min_transmittance: float = 1e-4,
+) -> tuple[Tensor, Tensor]:
+    """Weights (M,) and transmittances (M,) of samples of densities and lengths, or of alphas, one by one."""
+    passing = 1 - alpha if density is None else torch.exp(-density * lengths(dt, density))
+    nothing = passing.new_zeros(())
+    weights, reaching = [nothing] * len(passing), [nothing] * len(passing)
+    for first, last in itertools.pairwise(ray_offsets.tolist()):
+        transmittance = passing.new_ones(())
+        for m in range(first, last):
+            if transmittance.item() < min_transmittance:
+                break
+            weights[m], reaching[m] = transmittance * (1 - passing[m]), transmittance
+            transmittance = transmittance * passing[m]
+    empty = passing.new_zeros(0)
+    return (torch.stack(weights), torch.stack(reaching)) if weights else (empty, empty)
+
+
+def composite_alphas(
+    alpha: Tensor, rgb: Tensor, t: Tensor, ray_offsets: Tensor, min_transmittance: float = 0.0
+) -> list[Tensor]:
+    """Emission and absorption: rgb (R, C), opacity, depth (R,), weights (M,).
 
     A sample that less than ``min_transmittance`` of the light reaches, and all samples behind it, contribute nothing.
     """
-    rgbs, opacities, depths, weights = [], [], [], []
-    for first, last in itertools.pairwise(ray_offsets.tolist()):
-        transmittance = density.new_ones(())
-        color, opacity, depth = rgb.new_zeros(rgb.shape[1]), density.new_zeros(()), density.new_zeros(())
-        stopped = False
-        for m in range(first, last):
-            stopped = stopped or transmittance.item() < min_transmittance
-            if stopped:
-                weights.append(density.new_zeros(()))
-                continue
-            passing = torch.exp(-density[m] * dt[m])
-            weight = transmittance * (1 - passing)
-            transmittance = transmittance * passing
-            color = color + weight * rgb[m]
-            opacity = opacity + weight
-            depth = depth + weight * t[m]
-            weights.append(weight)
-        rgbs.append(color)
-        opacities.append(opacity)
-        depths.append(depth)
-
-    def stack(values: list[Tensor], *shape: int) -> Tensor:
-        return torch.stack(values) if values else density.new_zeros(0, *shape)
-
-    return stack(rgbs, rgb.shape[1]), stack(opacities), stack(depths), stack(weights)
+    weights, _ = light(ray_offsets, alpha=alpha, min_transmittance=min_transmittance)
+    assert weights.shape == t.shape == rgb.shape[:1]
+    return [*(ray_sums(x, ray_offsets) for x in (weights[:, None] * rgb, weights, weights * t)), weights]
 
 
-def distortion(weights: Tensor, t: Tensor, dt: Tensor, ray_offsets: Tensor) -> Tensor:
-    """Mip-NeRF 360, eq. 15, with all pairs of samples (R,)."""
+def composite(
+    density: Tensor,
+    rgb: Tensor,
+    t: Tensor,
+    dt: Tensor | float,
+    ray_offsets: Tensor,
+    min_transmittance: float = 0.0,
+    distortion: bool = False,
+) -> list[Tensor]:
+    """The same from densities, and the distortion (R,) if wanted."""
+    dt = lengths(dt, density)
+    results = composite_alphas(1 - torch.exp(-density * dt), rgb, t, ray_offsets, min_transmittance)
+    return [*results, spread_along_rays(results[3], t, dt, ray_offsets)] if distortion else results
+
+
+def spread_along_rays(weights: Tensor, t: Tensor, dt: Tensor, ray_offsets: Tensor) -> Tensor:
+    """The distortion of Mip-NeRF 360, eq. 15, with all pairs of samples, of which the later is farther away (R,)."""
     rays = []
     for first, last in itertools.pairwise(ray_offsets.tolist()):
         w, here = weights[first:last], t[first:last]
-        apart = (here[:, None] - here[None, :]).abs()
-        rays.append(w @ apart @ w + (w.square() * dt[first:last]).sum() / 3)
+        apart = (here[:, None] - here[None, :]).tril()
+        rays.append(2 * w @ apart @ w + (w.square() * dt[first:last]).sum() / 3)
     return torch.stack(rays) if rays else weights.new_zeros(0)
 
 
@@ -242,21 +264,6 @@ def ray_at_angle(angles: Tensor) -> Tensor:
     return torch.cat((angle.sin() / angle * angles, angle.cos()), dim=-1)
 
 
-def ray_light(passing: Tensor, ray_offsets: Tensor, min_transmittance: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Weights (M,) and transmittances (M,) of samples that let a share (M,) pass, one sample after the other."""
-    nothing = passing.new_zeros(())
-    weights, reaching = [nothing] * len(passing), [nothing] * len(passing)
-    for first, last in itertools.pairwise(ray_offsets.tolist()):
-        transmittance = passing.new_ones(())
-        for m in range(first, last):
-            if transmittance.item() < min_transmittance:
-                break
-            weights[m], reaching[m] = transmittance * (1 - passing[m]), transmittance
-            transmittance = transmittance * passing[m]
-    empty = passing.new_zeros(0)
-    return (torch.stack(weights), torch.stack(reaching)) if weights else (empty, empty)
-
-
 def ray_sums(values: Tensor, ray_offsets: Tensor) -> Tensor:
     """The sum of each ray's rows (R, ...)."""
     rows = [values[first:last].sum(0) for first, last in itertools.pairwise(ray_offsets.tolist())]
@@ -271,6 +278,36 @@ def scan(values: Tensor, ray_offsets: Tensor, *, inclusive: bool, product: bool)
             ahead = values[first : m + inclusive]
             rows[m] = ahead.prod(dim=0) if product else ahead.sum(dim=0)
     return torch.stack(rows) if rows else torch.zeros_like(values)
+
+
+def empty_distance(occupied: Tensor, max_distance: int = 255) -> Tensor:
+    """How many cells away, along any axis, the nearest occupied cell is at most (X, Y, Z)."""
+    cells = torch.cartesian_prod(*map(torch.arange, occupied.shape)).view(-1, 1, 3)
+    apart = torch.cat([(cells - occupied.nonzero()).abs().amax(2), torch.full((len(cells), 1), max_distance)], dim=1)
+    return apart.amin(1).view(occupied.shape).to(torch.uint8)
+
+
+def pack_occupancy(occupied: Tensor) -> Tensor:
+    """Words (X / 4, Y / 4, Z / 4) of 64 cells each, z first."""
+    x, y, z = (-(-size // 4) for size in occupied.shape)
+    cells = torch.zeros(4 * x, 4 * y, 4 * z, dtype=torch.int64)
+    cells[tuple(map(slice, occupied.shape))] = occupied.long()
+    cells = cells.view(x, 4, y, 4, z, 4).permute(0, 2, 4, 1, 3, 5).flatten(3)
+    return (cells << torch.arange(64)).sum(-1)
+
+
+def network(input: Tensor, weights: Sequence[Tensor], count: Tensor | None = None) -> Tensor:
+    """Layers with ReLU between them; rows from ``count`` on are zero."""
+    for layer, weight in enumerate(weights):
+        input = (input if layer == 0 else input.relu()) @ weight.mT
+    rows = len(input) if count is None else int(count)
+    return torch.where((torch.arange(len(input)) < rows)[:, None], input, 0.0)
+
+
+def ray_index_from_offsets(ray_offsets: Tensor, samples: int) -> Tensor:
+    """The ray of each row; of those of no ray, that before them or the first one."""
+    last = max(len(ray_offsets) - 2, 0)
+    return torch.tensor([min(int((ray_offsets[1:] <= m).sum()), last) for m in range(samples)], dtype=torch.int64)
 
 
 def draw(
@@ -295,18 +332,41 @@ def draw(
     return drawn
 
 
+def adam_step(
+    param: Tensor,
+    m: Tensor,
+    v: Tensor,
+    grad: Tensor,
+    *,
+    lr: float,
+    step: int,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float = 0.0,
+    l2_penalty: float = 0.0,
+    rates: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The parameter and its moments after a step of Adam, with a share (C,) of the learning rate for each channel."""
+    lr = lr if rates is None else lr * rates
+    grad = grad + l2_penalty * param
+    m, v = betas[0] * m + (1 - betas[0]) * grad, betas[1] * v + (1 - betas[1]) * grad**2
+    direction = m / (1 - betas[0] ** step) / ((v / (1 - betas[1] ** step)).sqrt() + eps)
+    return (1 - lr * weight_decay) * param - lr * direction, m, v
+
+
 def select(
     density: Tensor,
     positions: Tensor,
     t: Tensor,
-    dt: Tensor,
+    dt: Tensor | float,
     ray_offsets: Tensor,
     min_transmittance: float = 1e-4,
     min_weight: float = 1e-4,
     capacity: int | None = None,
 ) -> list[Tensor]:
     """The samples whose weight exceeds a limit, of the rays that fit: the fields of PackedSamples."""
-    weights, _ = ray_light(torch.exp(-density * dt), ray_offsets, min_transmittance)
+    weights, _ = light(ray_offsets, density, dt, min_transmittance=min_transmittance)
+    dt = lengths(dt, density)
     rays = len(ray_offsets) - 1
     kept = [
         [m for m in range(first, last) if weights[m] > min_weight]

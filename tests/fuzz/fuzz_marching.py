@@ -8,7 +8,7 @@ from typing import Any
 
 import reference
 import torch
-from fuzz_property import Subject
+from fuzz_property import Subject, same_integers
 from fuzz_values import all_placed, devices, numbers, others_unchanged, seeds
 from hypothesis import strategies as st
 from march_testing import assert_same_samples
@@ -113,17 +113,6 @@ def _pack_arguments(draw: st.DrawFn) -> dict[str, Any]:
     return draw(all_placed({"occupied": draw(occupied_cells())}, draw(devices)))
 
 
-def _unpacked(arguments: dict[str, Any], actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    (words,), (occupied,) = actual, expected
-    shape = [-(-size // 4) for size in occupied.shape]
-    assert list(words.shape) == shape
-    x, y, z = torch.meshgrid(*(torch.arange(4 * n) for n in shape), indexing="ij")
-    bits = (words.cpu()[x // 4, y // 4, z // 4] >> (x % 4 * 16 + y % 4 * 4 + z % 4)) & 1
-    wanted = torch.zeros_like(bits)
-    wanted[tuple(slice(n) for n in occupied.shape)] = occupied.long()
-    assert torch.equal(bits, wanted)
-
-
 @st.composite
 def _render_arguments(draw: st.DrawFn) -> dict[str, Any]:
     count, box, degree = draw(_RAYS), draw(boxes()), draw(st.integers(0, 3))
@@ -206,14 +195,6 @@ def _mlp_arguments(draw: st.DrawFn) -> dict[str, Any]:
     return draw(all_placed(arguments, device))
 
 
-def _mlp_reference(input: Tensor, weights: list[Tensor], count: Tensor | None = None) -> Tensor:
-    result = input
-    for layer, weight in enumerate(weights):
-        result = (result if layer == 0 else result.relu()) @ weight.mT
-    rows = len(input) if count is None else int(count)
-    return torch.where((torch.arange(len(input)) < rows)[:, None], result, 0.0)
-
-
 def _same_network(arguments: dict[str, Any], actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     (value,), (wanted,) = actual, expected
     if value.dtype in (torch.float32, torch.float64):
@@ -229,7 +210,12 @@ def _same_network(arguments: dict[str, Any], actual: Sequence[Tensor], expected:
 _OF_RAYS = ("origins", "directions", "near", "far", "offset")
 
 MARCHING = {
-    "pack_occupancy": Subject(ops.pack_occupancy, _pack_arguments(), lambda occupied: occupied, compare=_unpacked),
+    "pack_occupancy": Subject(
+        lambda occupied: ops.pack_occupancy(occupied).words,
+        _pack_arguments(),
+        reference.pack_occupancy,
+        compare=same_integers,
+    ),
     "march_rays": Subject(
         ops.march_rays,
         _march_arguments(),
@@ -257,7 +243,7 @@ MARCHING = {
     "mlp": Subject(
         ops.mlp,
         _mlp_arguments(),
-        _mlp_reference,
+        reference.network,
         compare=_same_network,
         check_extreme=others_unchanged(ops.mlp, ("input",)),
         extreme=("input", "weights"),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import reference
 import torch
 from fuzz_marching import boxes, occupied_cells
-from fuzz_property import Subject
-from fuzz_rays import light_of
+from fuzz_property import Subject, same_integers
 from fuzz_values import all_placed, devices, numbers, seeds
 from hypothesis import strategies as st
 from torch import Tensor
@@ -130,15 +128,10 @@ def _adam(values: Tensor, **options: Any) -> Tensor:
     return param.detach()
 
 
-def _adam_reference(
-    values: Tensor, lr: float, betas: Any, eps: float, weight_decay: float, l2_penalty: float
-) -> Tensor:
-    param, m, v = values.clone(), torch.zeros_like(values), torch.zeros_like(values)
+def _adam_reference(values: Tensor, **options: Any) -> Tensor:
+    param, m, v = values, torch.zeros_like(values), torch.zeros_like(values)
     for step in (1, 2):
-        grad = (3 * param).sin() + l2_penalty * param
-        m, v = betas[0] * m + (1 - betas[0]) * grad, betas[1] * v + (1 - betas[1]) * grad**2
-        mean, spread = m / (1 - betas[0] ** step), v / (1 - betas[1] ** step)
-        param = (1 - lr * weight_decay) * param - lr * mean / (spread.sqrt() + eps)
+        param, m, v = reference.adam_step(param, m, v, (3 * param).sin(), step=step, **options)
     return param
 
 
@@ -239,18 +232,7 @@ def _restricted(resolution: Any, aabb: Tensor, allowed: Tensor) -> tuple[Tensor,
 
 def _restricted_reference(resolution: Any, aabb: Tensor, allowed: Tensor) -> tuple[Tensor, ...]:
     assert tuple(allowed.shape) == ((resolution,) * 3 if isinstance(resolution, int) else tuple(resolution))
-    distance = torch.full(allowed.shape, 32.0, dtype=torch.float64)
-    for cell in itertools.product(*map(range, allowed.shape)):
-        if allowed[cell]:
-            axes = torch.meshgrid(
-                *(torch.arange(n) - at for n, at in zip(allowed.shape, cell, strict=True)), indexing="ij"
-            )
-            distance = distance.minimum(torch.stack(axes).abs().amax(0).double())
-    return allowed, distance
-
-
-def _same_cells(arguments: dict[str, Any], actual: Any, expected: Any) -> None:
-    assert all(torch.equal(a.cpu().double(), e.double()) for a, e in zip(actual, expected, strict=True))
+    return allowed, reference.empty_distance(allowed, 32)
 
 
 # --- fields and what draws them
@@ -353,12 +335,10 @@ def _draw_view_reference(
     cameras = voxelfield.Cameras(*_two_cameras(), 5, 3).enlarged(supersampling)
     rays = cameras.image_rays(camera, field.aabb)
     walk = (rays.origins, rays.directions, rays.near, rays.far, torch.ones(3, 3, 3, dtype=torch.bool), field.aabb, step)
-    positions, _, dt, index, offsets, _ = ops.march_rays(*walk)
+    positions, t, dt, index, offsets, _ = ops.march_rays(*walk)
     density, rgb = field(positions, rays.directions[index])
-    weights, _ = light_of(torch.exp(-(density.double() * dt).detach()), offsets, min_transmittance)
-    pairs = list(itertools.pairwise(offsets.tolist()))
-    opacity = torch.stack([weights[a:b].sum() for a, b in pairs])
-    color = torch.stack([(weights[a:b, None] * rgb.detach().double()[a:b]).sum(0) for a, b in pairs])
+    samples = [x.detach().double() for x in (density, rgb, t, dt)]
+    color, opacity, *_ = reference.composite(*samples, offsets, min_transmittance)
     side, height, width = supersampling, cameras.height // supersampling, cameras.width // supersampling
     if side == 1:
         return (color + (1 - opacity)[:, None] * background).view(height, width, 3)
@@ -408,7 +388,7 @@ MODULES = {
         names=("Lens", "camera_index"),
     ),
     "OccupancyGrid": Subject(
-        _restricted, _occupancy_arguments(), _restricted_reference, compare=_same_cells, extreme=("aabb",)
+        _restricted, _occupancy_arguments(), _restricted_reference, compare=same_integers, extreme=("aabb",)
     ),
     "RadianceField": Subject(
         _evaluate,

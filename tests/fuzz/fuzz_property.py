@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,7 +33,17 @@ def _flat(result: Any) -> tuple[Tensor, ...]:
 def assert_all_match(arguments: dict[str, Any], actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     """Fails unless tensors are their float64 references, up to rounding."""
     for index, (a, e) in enumerate(zip(actual, expected, strict=True)):
-        assert_matches(a.detach().cpu(), e.detach(), f"result {index}")
+        if a.is_floating_point():
+            assert_matches(a.detach().cpu(), e.detach(), f"result {index}")
+        else:
+            assert torch.equal(a.cpu().double(), e.double()), f"result {index}: {a}, not {e}"
+
+
+def same_integers(arguments: dict[str, Any], actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    """Fails unless tensors are their references, dtypes included."""
+    for a, e in zip(actual, expected, strict=True):
+        assert torch.equal(a.cpu(), e), f"{a}, not {e}"
+        assert a.dtype == e.dtype
 
 
 @dataclass(frozen=True)
@@ -44,6 +55,7 @@ class Subject:
         arguments: Strategy for arguments that are right, on any device.
         reference: Computes the results from the same arguments, all floating-point tensors as float64 on the CPU.
         trained: The arguments that gradients are compared for.
+        factors: By what a trained argument is multiplied: as large are terms of its gradient, which may cancel.
         compare: Raises AssertionError unless results fit those of the reference.
         check_extreme: Raises AssertionError unless results fit arguments that are not finite or extreme.
         extreme: The arguments that such numbers are put into.
@@ -55,6 +67,7 @@ class Subject:
     arguments: st.SearchStrategy[dict[str, Any]]
     reference: Callable[..., Any]
     trained: tuple[str, ...] = ()
+    factors: Mapping[str, str] = field(default_factory=dict)
     compare: Callable[[dict[str, Any], Sequence[Tensor], Sequence[Tensor]], None] = assert_all_match
     check_extreme: Callable[[dict[str, Any], tuple[Tensor, ...]], None] | None = None
     extreme: tuple[str, ...] = ()
@@ -132,8 +145,12 @@ def try_right(name: str, subject: Subject, arguments: dict[str, Any], with_gradi
     subject.compare(arguments, actual, expected)
     inputs, plain_inputs = (tensors_of(each, subject.trained) for each in (arguments, plain))
     grads, wanted = _gradients(actual, inputs), _gradients(expected, plain_inputs)
-    for index, (grad, want) in enumerate(zip(grads, wanted, strict=True)):
-        assert_matches(grad.cpu(), want.double(), f"gradient {index}")
+    names = [trained for trained in subject.trained for _ in tensors_of(plain, [trained])]
+    for trained, grad, want in zip(names, grads, wanted, strict=True):
+        factors = tensors_of(plain, [subject.factors.get(trained, "")])
+        largest = max([1.0, *(float(x.detach().abs().max()) for x in factors if x.numel())])
+        scale = 2.0 ** math.ceil(math.log2(largest))  # exact in every dtype
+        assert_matches(grad.cpu() / scale, want.double() / scale, f"gradient of {trained}")
     tally[name]["gradients compared"] += 1
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import reference
 import torch
-from fuzz_property import Subject
+from fuzz_property import Subject, doubles, same_integers
 from fuzz_values import FLOATS, all_placed, devices, numbers, offsets_of_rays, others_unchanged
 from hypothesis import strategies as st
-from reference import ray_light as light_of
+from op_contracts import CONTRACTS
 from torch import Tensor
 
 from voxelfield import ops
@@ -47,62 +47,11 @@ def _samples(draw: st.DrawFn, *names: str, **options: st.SearchStrategy[Any]) ->
     return draw(all_placed(arguments, device))
 
 
-def _lengths(dt: Tensor | float, density: Tensor) -> Tensor:
-    """One length for all samples as a tensor (M,), or lengths (M,) as they are."""
-    if isinstance(dt, Tensor) and dt.dim() > 0:
-        assert dt.shape == density.shape
-        return dt
-    return torch.as_tensor(dt, dtype=torch.float64).cpu().expand(density.shape)
-
-
-def _composite(
-    density: Tensor,
-    rgb: Tensor,
-    t: Tensor,
-    dt: Tensor,
-    ray_offsets: Tensor,
-    min_transmittance: float = 1e-4,
-    distortion: bool = False,
-) -> list[Tensor]:
-    dt = _lengths(dt, density)
-    first, last = int(ray_offsets[0]), int(ray_offsets[-1])
-    *rays, weights = reference.composite(density, rgb, t, dt, ray_offsets, min_transmittance)
-    weights = torch.cat([weights.new_zeros(first), weights, weights.new_zeros(len(t) - last)])
-    return [*rays, weights, *([reference.distortion(weights, t, dt, ray_offsets)] if distortion else [])]
-
-
-def _composite_alphas(
-    alpha: Tensor, rgb: Tensor, t: Tensor, ray_offsets: Tensor, min_transmittance: float = 1e-4
-) -> list[Tensor]:
-    assert rgb.dim() == 2
-    assert len(rgb) == len(alpha)
-    assert t.shape == alpha.shape
-    weights, _ = light_of(1 - alpha, ray_offsets, min_transmittance)
-    return [
-        *(reference.ray_sums(x, ray_offsets) for x in (weights[:, None] * rgb, weights, weights * t)),
-        weights,
-    ]
-
-
-def _of_density(which: int) -> Callable[..., Tensor]:
-    def light(density: Tensor, dt: Tensor, ray_offsets: Tensor, min_transmittance: float = 1e-4) -> Tensor:
-        return light_of(torch.exp(-density * _lengths(dt, density)), ray_offsets, min_transmittance)[which]
-
-    return light
-
-
-def _of_alpha(which: int) -> Callable[..., Tensor]:
-    def light(alpha: Tensor, ray_offsets: Tensor, min_transmittance: float = 1e-4) -> Tensor:
-        return light_of(1 - alpha, ray_offsets, min_transmittance)[which]
-
-    return light
-
-
 def _diverged_shows(arguments: dict[str, Any], result: tuple[Tensor, ...]) -> None:
     """A ray whose first sample has a density or colour that is not finite is not finite itself."""
     offsets = arguments["ray_offsets"].cpu()
     density, rgb, color = arguments["density"].cpu(), arguments["rgb"].cpu(), result[0].detach().cpu()
-    dt = _lengths(arguments["dt"], density).cpu()
+    dt = reference.lengths(arguments["dt"], density).cpu()
     for ray, (first, last) in enumerate(itertools.pairwise(offsets.tolist())):
         if first == last:
             assert not bool(color[ray].any())
@@ -148,25 +97,11 @@ def _index_arguments(draw: st.DrawFn) -> dict[str, Any]:
     return draw(all_placed({"ray_index": torch.tensor(index, dtype=dtype), "rays": rays}, draw(devices)))
 
 
-def _offsets_reference(ray_index: Tensor, rays: int) -> Tensor:
-    return torch.tensor([int((ray_index < ray).sum()) for ray in range(rays + 1)])
-
-
-def _pack_reference(ray_index: Tensor, rays: int) -> Tensor:
-    offsets = _offsets_reference(ray_index, rays)
-    return torch.stack((offsets[:-1], offsets.diff()), dim=1)
-
-
 @st.composite
 def _offset_arguments(draw: st.DrawFn) -> dict[str, Any]:
     count = draw(_SAMPLES)
     arguments = {"ray_offsets": draw(offsets_of_rays(count)), "samples": count}
     return draw(all_placed(arguments, draw(devices)))
-
-
-def _index_reference(ray_offsets: Tensor, samples: int) -> Tensor:
-    last = max(len(ray_offsets) - 2, 0)
-    return torch.tensor([min(int((ray_offsets[1:] <= m).sum()), last) for m in range(samples)], dtype=torch.int64)
 
 
 @st.composite
@@ -199,11 +134,6 @@ def _same_distances(arguments: dict[str, Any], actual: Sequence[Tensor], expecte
         torch.testing.assert_close(torch.stack(shares), exact, rtol=0, atol=1e-4)
 
 
-def _same_integers(arguments: dict[str, Any], actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    for a, e in zip(actual, expected, strict=True):
-        assert torch.equal(a.cpu(), e), f"{a}, not {e}"
-
-
 @st.composite
 def _select_arguments(draw: st.DrawFn) -> dict[str, Any]:
     device, count = draw(devices), draw(_SAMPLES)
@@ -221,13 +151,8 @@ def _select_arguments(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def _same_samples(arguments: dict[str, Any], actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    weights, _ = light_of(
-        torch.exp(
-            -arguments["density"].cpu().double() * _lengths(arguments["dt"], arguments["density"]).cpu().double()
-        ),
-        arguments["ray_offsets"].cpu(),
-        arguments.get("min_transmittance", 1e-4),
-    )
+    light = {name: arguments[name] for name in ("density", "dt", "ray_offsets", "min_transmittance")}
+    weights, _ = reference.light(**doubles(light))
     limit = arguments.get("min_weight", 1e-4)
     if bool(((weights - limit).abs() < 1e-6).logical_and(weights > 0).any()):
         return  # rounding may keep such a sample or drop it
@@ -253,45 +178,48 @@ RAYS = {
     "composite": Subject(
         ops.composite,
         _samples("density", "rgb", "t", "dt", min_transmittance=_LIMITS, distortion=st.booleans()),
-        _composite,
+        reference.composite,
         trained=("density", "rgb", "t", "dt"),
+        factors={"dt": "density"},
         check_extreme=_diverged_shows,
         extreme=("density", "rgb"),
     ),
     "composite_alphas": Subject(
         ops.composite_alphas,
         _samples("alpha", "rgb", "t", min_transmittance=_LIMITS),
-        _composite_alphas,
+        reference.composite_alphas,
         check_extreme=others_unchanged(ops.composite_alphas, ("alpha", "rgb", "t")),
         extreme=("alpha", "rgb", "t"),
     ),
     "ray_weights": Subject(
         ops.ray_weights,
         _samples("density", "dt", min_transmittance=_LIMITS),
-        _of_density(0),
+        lambda **x: reference.light(**x)[0],
         trained=("density", "dt"),
+        factors={"dt": "density"},
         check_extreme=others_unchanged(ops.ray_weights, ("density", "dt")),
         extreme=("density", "dt"),
     ),
     "ray_transmittance": Subject(
         ops.ray_transmittance,
         _samples("density", "dt", min_transmittance=_LIMITS),
-        _of_density(1),
+        lambda **x: reference.light(**x)[1],
         trained=("density", "dt"),
+        factors={"dt": "density"},
         check_extreme=others_unchanged(ops.ray_transmittance, ("density", "dt")),
         extreme=("density", "dt"),
     ),
     "alpha_weights": Subject(
         ops.alpha_weights,
         _samples("alpha", min_transmittance=_LIMITS),
-        _of_alpha(0),
+        lambda **x: reference.light(**x)[0],
         check_extreme=others_unchanged(ops.alpha_weights, ("alpha",)),
         extreme=("alpha",),
     ),
     "alpha_transmittance": Subject(
         ops.alpha_transmittance,
         _samples("alpha", min_transmittance=_LIMITS),
-        _of_alpha(1),
+        lambda **x: reference.light(**x)[1],
         check_extreme=others_unchanged(ops.alpha_transmittance, ("alpha",)),
         extreme=("alpha",),
     ),
@@ -304,25 +232,25 @@ RAYS = {
         extreme=("values",),
     ),
     **{
-        f"{'inclusive' if inclusive else 'exclusive'}_{'prod' if product else 'sum'}": Subject(
-            getattr(ops, f"{'inclusive' if inclusive else 'exclusive'}_{'prod' if product else 'sum'}"),
+        name: Subject(
+            getattr(ops, name),
             _scan_arguments(),
-            partial(reference.scan, inclusive=inclusive, product=product),
+            partial(reference.scan, inclusive=name.startswith("in"), product=name.endswith("prod")),
             trained=("values",),
-            check_extreme=others_unchanged(
-                getattr(ops, f"{'inclusive' if inclusive else 'exclusive'}_{'prod' if product else 'sum'}"), ("values",)
-            ),
+            check_extreme=others_unchanged(getattr(ops, name), ("values",)),
             extreme=("values",),
         )
-        for inclusive in (True, False)
-        for product in (True, False)
+        for name in ("inclusive_sum", "exclusive_sum", "inclusive_prod", "exclusive_prod")
     },
     "offsets_from_ray_index": Subject(
-        ops.offsets_from_ray_index, _index_arguments(), _offsets_reference, compare=_same_integers
+        ops.offsets_from_ray_index,
+        _index_arguments(),
+        CONTRACTS["offsets_from_ray_index"].reference,
+        compare=same_integers,
     ),
-    "pack_info": Subject(ops.pack_info, _index_arguments(), _pack_reference, compare=_same_integers),
+    "pack_info": Subject(ops.pack_info, _index_arguments(), CONTRACTS["pack_info"].reference, compare=same_integers),
     "ray_index_from_offsets": Subject(
-        ops.ray_index_from_offsets, _offset_arguments(), _index_reference, compare=_same_integers
+        ops.ray_index_from_offsets, _offset_arguments(), reference.ray_index_from_offsets, compare=same_integers
     ),
     "importance_sample": Subject(
         ops.importance_sample,
@@ -335,7 +263,7 @@ RAYS = {
     "select_samples": Subject(
         ops.select_samples,
         _select_arguments(),
-        lambda density, dt, **x: reference.select(density, dt=_lengths(dt, density), **x),
+        reference.select,
         compare=_same_samples,
         check_extreme=_other_rays_selected,
         extreme=("density", "positions", "t", "dt"),

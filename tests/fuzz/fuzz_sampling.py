@@ -71,12 +71,12 @@ def _sample(
 ) -> tuple[Tensor, ...]:
     sample: Any = reference.sample_grid_with_gradient if with_gradient else reference.sample_grid
     options = padding, align_corners, mode
-    if grid.dim() == 4:
-        sampled = sample(grid, points, *options)
-        return sampled if with_gradient else (sampled,)
-    assert grid.shape[0] == points.shape[0]
-    each = [sample(one, where, *options) for one, where in zip(grid, points, strict=True)]
-    return tuple(map(torch.stack, zip(*each, strict=True))) if with_gradient else (torch.stack(each),)
+    if grid.dim() == 4:  # and points are (..., 3)
+        assert points.shape[-1] == 3
+        sampled = sample(grid.double(), points.reshape(-1, 3), *options)
+        return tuple(x.reshape(*points.shape[:-1], *x.shape[1:]) for x in (sampled if with_gradient else (sampled,)))
+    each = [_sample(one, where, *options, with_gradient) for one, where in zip(grid, points, strict=True)]
+    return tuple(map(torch.stack, zip(*each, strict=True)))
 
 
 def _sample_levels(grids: list[Tensor], points: Tensor, reduce: str, **options: Any) -> tuple[Tensor, ...]:
@@ -106,7 +106,7 @@ def _diverged_shows(arguments: dict[str, Any], result: tuple[Tensor, ...]) -> No
     assert not bool(value[weight > 0].isfinite().any()), "a feature that is not finite reads as if it were"
     calm = value.isfinite() & (weight == 0)
     largest = max((float(x.abs().max()) for x in clean if x.numel()), default=1.0)
-    eps = torch.finfo(dtype).eps
+    eps = torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
     assert bool(((value - expected[0]).abs()[calm] <= 64 * eps * max(largest, 1.0) * len(grids)).all())
 
 

@@ -44,7 +44,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 from warm_python import warm_python
 
-from voxelfield import VoxelGrid, VoxelPyramid, ops
+from voxelfield import VoxelGrid, VoxelPyramid
 from voxelfield.grids.adam import GridAdam
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -834,36 +834,6 @@ def test_activation_checkpointing(device, kind, reentrant):
     squared_error(twin(points), 0).backward()
     for level, wanted in zip(model.levels, twin.levels, strict=True):
         torch.testing.assert_close(level.grad, wanted.grad)
-
-
-OFFSETS = torch.tensor([0, 3, 3, 10])
-OPS = {
-    "sample_trilinear": lambda x: ops.sample_trilinear(x.view(3, 4, 5, 2), somewhere(10, x.device)),
-    "sample_pyramid": lambda x: ops.sample_pyramid(
-        [x[:16].view(2, 2, 2, 2), x[16:70].view(3, 3, 3, 2)], somewhere(10, x.device)
-    ),
-    "trilinear_interpolate": lambda x: ops.trilinear_interpolate(x[:96].view(6, 8, 2), somewhere(6, x.device)),
-    "composite": lambda x: ops.composite(
-        x[:10].abs(), x[10:40].view(10, 3), torch.rand(10, device=x.device), torch.rand(10, device=x.device),
-        OFFSETS.to(x.device),
-    ).rgb,
-    "ray_weights": lambda x: ops.ray_weights(x[:10].abs(), torch.rand(10, device=x.device), OFFSETS.to(x.device)),
-    "sum_along_rays": lambda x: ops.sum_along_rays(x[:20].view(10, 2), OFFSETS.to(x.device)),
-    "mlp": lambda x: ops.mlp(
-        torch.ones(4, 8, device=x.device).half(), [x[:40].half().view(5, 8), x[40:60].half().view(4, 5)]
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", OPS)
-def test_ops_are_checkpointed(device, name):
-    values = torch.randn(120, device=device)
-    found, expected = (values.clone().requires_grad_() for _ in range(2))
-    for x, wrapped in ((found, True), (expected, False)):
-        torch.manual_seed(1)
-        (checkpoint(OPS[name], x, use_reentrant=False) if wrapped else OPS[name](x)).square().sum().backward()
-    assert expected.grad.ne(0).any()
-    torch.testing.assert_close(found.grad, expected.grad)
 
 
 # Autocast to bfloat16 refuses to concatenate float16.

@@ -13,7 +13,6 @@ from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.sparse_grid import BLOCK_CELLS, BLOCK_VERTICES, SparseGrid
 from voxelfield.ops._internal import optim
-from voxelfield.ops._internal.march_visible import march_visible
 from voxelfield.ops._internal.render_image import render_pyramid_image
 from voxelfield.ops._internal.sparse_grid import atlas_coordinates, sum_duplicates_
 from voxelfield.ops.marching import pack_occupancy
@@ -70,9 +69,7 @@ def read(grid: SparseGrid, points: Tensor) -> Tensor:
 
 def dense_of(grid: SparseGrid) -> Tensor:
     """Returns the features of the dense grid with the same vertices, with zeros where there is no block."""
-    dense = grid.features.new_zeros(*grid.resolution, grid.channels)
-    values = grid.features.detach().view(-1, grid.channels)[rows_of(grid)]
-    return dense.index_put_(tuple(vertices_of(grid).unbind(-1)), values)
+    return grid_of(grid, grid.features.detach())
 
 
 def random_points(device: torch.device, count: int = 4000) -> Tensor:
@@ -221,10 +218,7 @@ def test_blocks_that_stay_keep_features_and_moments(device):
 def grid_of(grid: SparseGrid, values: Tensor) -> Tensor:
     """Values of the atlas on the dense grid's vertices."""
     dense = values.new_zeros(*grid.resolution, values.shape[-1])
-    dense[tuple(vertices_of(grid).reshape(-1, 3).unbind(-1))] = values.reshape(-1, values.shape[-1])[
-        rows_of(grid).view(-1)
-    ]
-    return dense
+    return dense.index_put_(tuple(vertices_of(grid).unbind(-1)), values.view(-1, values.shape[-1])[rows_of(grid)])
 
 
 def touched_vertices(exists: Tensor) -> Tensor:
@@ -345,35 +339,6 @@ def arguments(field: RadianceField, dtype: torch.dtype) -> dict[str, object]:
         "step": 0.03,
         "density_initial": 5.0,
     }
-
-
-def test_marching_sees_the_density_of_the_modules(device):
-    """Samples that show are those that the modules' own densities tell of."""
-    field = make_field(device)
-    dtype = torch.float16 if device.type == "cuda" else torch.float32
-    origins = torch.randn(200, 3, device=device) * 0.3 + torch.tensor([0.0, 0.0, -3.0], device=device)
-    directions = torch.nn.functional.normalize(
-        torch.randn(200, 3, device=device) * 0.3 + torch.tensor([0.0, 0.0, 1.0], device=device), dim=-1
-    )
-    near, far = torch.full((200,), 2.0, device=device), torch.full((200,), 6.0, device=device)
-    found = march_visible(origins, directions, near, far, **arguments(field, dtype), max_samples_per_ray=256)
-    candidates = ops.march_rays(
-        origins, directions, near, far, arguments(field, dtype)["occupied"], field.grid.aabb, 0.03
-    )
-    density = field.density(candidates.positions)
-    expected = ops.select_samples(density, *candidates[:3], candidates.ray_offsets)
-    assert abs(len(found.t) - len(expected.t)) <= 0.02 * len(expected.t) + 2
-    assert len(expected.t) > 500
-    without = arguments(field, dtype) | {
-        "levels": arguments(field, dtype)["levels"][:2],
-        "blocks": (),
-        "density_weights": [
-            field.decoder.density_network[0].detach()[:, :8].contiguous(),
-            field.decoder.density_network[1].detach(),
-        ],
-    }
-    coarse = march_visible(origins, directions, near, far, **without, max_samples_per_ray=256)
-    assert abs(len(coarse.t) - len(expected.t)) > 0.02 * len(expected.t), "the sparse level matters here"
 
 
 def test_the_image_of_a_sparse_field_is_that_of_its_cpu_form(device):

@@ -43,12 +43,3 @@ def test_gradient(device, dtype, size, degree):
     expected = grad_inputs[:, :size].double()
     expected[:, 0] += grad_raw.double()
     assert_matches(grad, expected, "gradient")
-
-
-def test_one_of_the_gradients_alone(device):
-    geometry, directions, index = make(device)
-    geometry.requires_grad_()
-    _, raw = append_view(geometry, directions, index, 3)
-    (grad,) = torch.autograd.grad(raw.sum(), geometry)
-    assert torch.equal(grad[:, 0], torch.ones_like(grad[:, 0]))
-    assert grad[:, 1:].abs().max() == 0

@@ -102,31 +102,6 @@ def test_only_colours_move(device):
     assert truth.grad is None
 
 
-def test_gradcheck(device):
-    weights, colors, index, truth = make_samples(device, 30)
-    colors.requires_grad_()
-    rays_kept = torch.tensor(100, device=device)
-    assert torch.autograd.gradcheck(
-        lambda x: sample_color_error(weights, x, index, truth, 4, rays_kept=rays_kept), colors
-    )
-    pixels = torch.rand_like(truth).requires_grad_()
-    assert torch.autograd.gradcheck(
-        lambda x: pixel_color_error(x, truth, rays_per_pixel=4, rays_kept=rays_kept), pixels, nondet_tol=0.0
-    )
-
-
-def test_nothing_to_judge(device):
-    weights, colors, index, truth = make_samples(device, 0, torch.float32)
-    colors.requires_grad_()
-    error = sample_color_error(weights, colors, index, truth, 4)
-    assert error.item() == 0
-    assert torch.autograd.grad(error, colors)[0].shape == (0, 3)
-    (none,) = leaves(truth[:0])
-    error = pixel_color_error(none, truth[:0])
-    assert error.item() == 0
-    assert torch.autograd.grad(error, none)[0].shape == (0, 3)
-
-
 def test_the_same_bits_every_time(device):
     given = make_samples(device, 300_000, torch.float32)
     first = sample_color_error(*given, 4)

@@ -1,4 +1,4 @@
-"""Constants that C++ and Python share: read from the compiled module, and the limits that it enforces."""
+"""Constants that C++ and Python share, read from the compiled module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 
 from voxelfield import _library
 from voxelfield.foundation import constants
-from voxelfield.ops import sample_pyramid
 
 
 def run(code: str) -> str:
@@ -42,19 +41,3 @@ def test_every_name_has_a_value():
     assert [getattr(constants, name) for name in constants._NAMES] == values
     with pytest.raises(AttributeError, match="MAX_NOTHING"):
         constants.MAX_NOTHING  # noqa: B018
-
-
-def test_the_kernels_enforce_the_limit_on_levels():
-    _library.ensure_loaded("cpu")
-    points = torch.rand(1, 5, 3)
-    grids = [torch.rand(1, 2, 2, 2, 1)] * constants.MAX_LEVELS
-    options = (points, 0, True, False, False, False)
-    assert torch.ops.voxelfield.sample_trilinear(grids, *options).shape[-1] == constants.MAX_LEVELS
-    with pytest.raises(RuntimeError, match=rf"{constants.MAX_LEVELS} tensors, got {constants.MAX_LEVELS + 1}"):
-        torch.ops.voxelfield.sample_trilinear([*grids, grids[0]], *options)
-
-
-def test_they_are_numbers_to_a_compiler():
-    grids, points = [torch.rand(3, 3, 3, 2)] * 2, torch.rand(7, 3)
-    compiled = torch.compile(sample_pyramid, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(grids, points), sample_pyramid(grids, points))

@@ -11,15 +11,16 @@ import inspect
 import pkgutil
 import re
 import weakref
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 import torch
-from op_contracts import CONTRACTS, named_tensors, one_call_of_each, raw_calls, replaced, tensors
+from op_contracts import CONTRACTS, RAYS, SAMPLING, named_tensors, one_call_of_each, raw_calls, replaced, tensors
 from op_testing import LAYOUTS, threads
 from tolerances import assert_matches
 from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 from voxelfield import _library, ops
 from voxelfield.ops import _internal
@@ -204,6 +205,17 @@ def test_a_backward_pass_leaves_nothing_to_the_garbage_collector(name):
         gc.enable()
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_checkpointed(device, name):
+    arguments, leaves = with_leaves(name, device)
+
+    def call(**arguments):
+        return checkpoint(CONTRACTS[name].call, use_reentrant=False, **arguments)
+
+    expected = results_and_gradients(name, arguments, leaves)
+    assert_same(results_and_gradients(name, arguments, leaves, call), expected, exactly=device.type == "cpu")
+
+
 # --- compilers and registration
 
 
@@ -255,12 +267,19 @@ def leaf_of(x):
 # --- derivatives
 
 
-def refused(name, attempt):
+# These have derivatives of every order and mode, and maps, but for these arguments.
+NOTHING_REFUSED = {*SAMPLING, *RAYS} - {"select_samples", "importance_sample"}
+REFUSED = {*((name, "points") for name in SAMPLING if "with_gradient" in name)}
+REFUSED |= {(name, "ray_offsets") for name in ("sum_along_rays", *(name for name in RAYS if "clusive" in name))}
+
+
+def refused(name, argument, attempt):
     """Returns whether an attempt is refused by name, and its result otherwise."""
     function = name.partition(",")[0]
     try:
         return False, attempt()
     except RuntimeError as error:
+        assert name not in NOTHING_REFUSED or (name, argument) in REFUSED
         blamed = CONTRACTS[name].blamed or f"{function}|derivatives of compositing|sums along rays"
         if not (isinstance(error, NotImplementedError) and re.search(blamed, str(error))):
             raise
@@ -306,7 +325,7 @@ def test_forward_mode(device, name, argument, mode):
         with forward_ad.dual_level():
             return [forward_ad.unpack_dual(y).tangent for y in function(forward_ad.make_dual(x, tangent))]
 
-    was_refused, actual = refused(name, attempt)
+    was_refused, actual = refused(name, argument, attempt)
     if not was_refused:
         assert_is_the_slope(actual, function, x, tangent)
 
@@ -327,9 +346,9 @@ def test_torch_func_is_autograd(device, name, argument):
     torch.testing.assert_close(torch.func.grad(loss)(x), first.detach())
     value, pull = torch.func.vjp(loss, x)
     torch.testing.assert_close(pull(torch.ones_like(value)), (first.detach(),))
-    was_refused, actual = refused(name, lambda: torch.func.grad(slope)(x))
+    was_refused, actual = refused(name, argument, lambda: torch.func.grad(slope)(x))
     if was_refused:
-        assert refused(name, lambda: torch.autograd.grad(first.double().square().sum(), leaf))[0]
+        assert refused(name, argument, lambda: torch.autograd.grad(first.double().square().sum(), leaf))[0]
         return
     if first.requires_grad:
         (second,) = torch.autograd.grad(first.double().square().sum(), leaf)
@@ -351,22 +370,23 @@ def test_gradients(device, name, argument):
         (grad,) = torch.autograd.grad(sum(y.sum() for y in results), x, create_graph=True)
         assert grad.any()
         if grad.requires_grad:  # not that of a linear op
-            was_refused, _ = refused(name, lambda: torch.autograd.grad(grad.sum(), x))
+            was_refused, _ = refused(name, argument, lambda: torch.autograd.grad(grad.sum(), x))
             assert was_refused
         return
     nondet = 0.0 if device.type == "cpu" else 1e-10  # CUDA sums in no fixed order
+    gradgradcheck = partial(torch.autograd.gradgradcheck, nondet_tol=nondet)
     assert torch.autograd.gradcheck(differentiable, x, nondet_tol=nondet)
-    was_refused, right = refused(name, lambda: torch.autograd.gradgradcheck(differentiable, x, nondet_tol=nondet))
+    was_refused, right = refused(name, argument, lambda: gradgradcheck(differentiable, x))
     assert was_refused or right
 
     def forward_over_reverse():
         with forward_ad.dual_level():
             dual = forward_ad.make_dual(x, torch.ones_like(x))
             kept = [i for i, y in enumerate(function(dual)) if y.requires_grad]
-        options = {"check_fwd_over_rev": True, "fast_mode": True, "nondet_tol": nondet}
-        return torch.autograd.gradgradcheck(lambda x: tuple(function(x)[i] for i in kept), x, **options)
+        options = {"check_fwd_over_rev": True, "fast_mode": True}
+        return gradgradcheck(lambda x: tuple(function(x)[i] for i in kept), x, **options)
 
-    was_refused, right = refused(name, forward_over_reverse)
+    was_refused, right = refused(name, argument, forward_over_reverse)
     assert was_refused or right
 
 
@@ -393,10 +413,11 @@ def _no_slow_vmap():
     torch._C._functorch._set_vmap_fallback_enabled(True)
 
 
-def assert_mapped_or_refused(function, x, name, of_no_calls=True):
+def assert_mapped_or_refused(function, x, name, argument, of_no_calls=True):
     for dim in {0, x.dim()}:
         several = torch.stack([x, x * 0.9] if x.is_floating_point() else [x, x], dim=dim)
-        was_refused, actual = refused(name, lambda dim=dim, several=several: torch.func.vmap(function, dim)(several))
+        mapped = partial(torch.func.vmap(function, dim), several)
+        was_refused, actual = refused(name, argument, mapped)
         if was_refused:
             return
         for call, each in enumerate(several.unbind(dim)):
@@ -413,11 +434,33 @@ EVERY_TENSOR = [(name, key) for name in CONTRACTS for key in named_tensors(CONTR
 def test_vmap(device, name, argument):
     """Also over cells, indices and offsets."""
     function, x = of_argument(name, device, argument)
-    assert_mapped_or_refused(function, x, name)
+    assert_mapped_or_refused(function, x, name, argument)
 
 
 @pytest.mark.usefixtures("_no_slow_vmap")
 @every_argument
 def test_vmap_of_gradients(device, name, argument):
     function, x = of_argument(name, device, argument)
-    assert_mapped_or_refused(lambda x: (torch.func.grad(loss_of(function))(x),), x, name, of_no_calls=False)
+    assert_mapped_or_refused(lambda x: (torch.func.grad(loss_of(function))(x),), x, name, argument, of_no_calls=False)
+
+
+@pytest.mark.usefixtures("_no_slow_vmap")
+@pytest.mark.parametrize("of_gradients", [False, True], ids=["values", "gradients"])
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if floating(name)])
+def test_vmap_over_all_floating_arguments(device, name, of_gradients):
+    row = CONTRACTS[name]
+    calls = [row.arguments(device) for _ in range(2)]
+    given = [{key: x for key, x in named_tensors(call).items() if key in floating(name)} for call in calls]
+
+    def function(several):
+        return tuple(tensors(row.call(**replaced(calls[0], several))))
+
+    def gradients(several):
+        return tuple(torch.func.grad(loss_of(function))(several).values())
+
+    call = gradients if of_gradients else function
+    several = {key: torch.stack([each[key] for each in given], dim=-1) for key in given[0]}
+    was_refused, actual = refused(name, None, lambda: torch.func.vmap(call, -1)(several))
+    for one, *others in [] if was_refused else zip(actual, *map(call, given), strict=True):
+        for mapped, other in zip(one, others, strict=True):
+            torch.testing.assert_close(mapped, other, equal_nan=True)

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import reference
 import torch
+from test_lens import LENSES
+from test_lens import make as make_lens
 from torch import Tensor
 
-from voxelfield import Lens
 from voxelfield._build.sources import source_root
-from voxelfield.rendering.lens import LENS_TERMS
 
 SOURCE = Path(__file__).parents[1] / "device_helpers.cpp"
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -152,33 +152,13 @@ def test_a_walk_in_any_direction(helpers):
 
 # --- lens.h
 
-PRISM = {"s1": 0.01, "s2": -0.004, "s3": -0.008, "s4": 0.003}
-BENT = {"k1": -0.04, "k2": 0.01, "k3": -0.005, "k4": 0.001, "p1": 0.01, "p2": -0.02}
-# The model, its terms, and the largest angle from the axis.
-LENSES = [
-    ("pinhole", {}, 60),
-    ("perspective", BENT | PRISM, 45),
-    ("rational", {"k1": 0.4, "k2": 0.1, "k3": 0.01, "k4": 0.5, "k5": 0.12, "k6": 0.012, "p1": 0.003, "p2": -0.002}, 70),
-    ("fisheye", {}, 170),
-    ("fisheye", BENT | PRISM, 80),
-    ("fisheye624", BENT | PRISM | {"k5": 0.002, "k6": -0.0003}, 75),
-    ("field_of_view", {"omega": 1.2}, 89),
-    ("division", {"k": -0.4}, 120),
-    ("extended_unified", {"alpha": 0.6, "beta": 1.1}, 100),
-    ("extended_unified", {"alpha": 1.0, "beta": 1.0}, 80),
-]
 
-
-@pytest.mark.parametrize(("model", "terms", "degrees"), LENSES)
-def test_a_lens_images_rays_as_the_formula_and_its_inverse_finds_them(helpers, model, terms, degrees):
-    turn, angle = 2 * math.pi * torch.rand(500).double(), math.radians(degrees) * torch.rand(500).double().sqrt()
-    angle[0] = 0  # the axis
-    rays = reference.ray_at_angle(angle[:, None] * torch.stack((turn.cos(), turn.sin()), dim=-1))
-    coefficients = torch.tensor([[terms.get(term, 0.0) for term in LENS_TERMS[model]]])
-    row = None if model == "pinhole" else Lens(model, coefficients).rows
+@pytest.mark.parametrize("lens", [lens for lens in LENSES if "fold" not in lens])
+def test_a_lens_images_rays_as_the_formula_and_its_inverse_finds_them(helpers, lens):
+    rays, expected, row = make_lens(lens, 500)
+    row = None if lens == "none" else row
     points, found = torch.empty(500, 2), torch.empty(500, 3)
     helpers("lens", 0, row, (3 * rays).float(), 500, points)  # of any length
-    expected = reference.lens_points(rays, model, terms)
     torch.testing.assert_close(points.double(), expected, rtol=1e-5, atol=1e-5)
     helpers("lens", 1, row, expected.float(), 500, found)
     torch.testing.assert_close(torch.nn.functional.normalize(found.double(), dim=1), rays, rtol=0, atol=1e-5)

@@ -1,17 +1,17 @@
-"""sample_trilinear and the three grid ops beneath it."""
+"""sample_trilinear and trilinear_interpolate, and the ops beneath them; test_contracts has more."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import re
+from functools import partial
 
 import pytest
 import torch
 from op_testing import (
     CHANNELS,
     DTYPES,
-    LAYOUTS,
     LOOKUPS,
     NON_FINITE,
     RESOLUTION,
@@ -25,34 +25,57 @@ from op_testing import (
     keywords,
     leaves,
     make,
-    points_off_faces,
     saved_for_backward,
     threads,
     value_and_gradients,
 )
-from reference import sample_grid, sample_grid_with_gradient
+from reference import interpolate_cells, sample_grid, sample_grid_with_gradient
 from tolerances import arithmetic, assert_matches
+from torch.utils._pytree import tree_map_only
 
 from voxelfield import _library
-from voxelfield.ops import sample_trilinear
+from voxelfield.ops import sample_trilinear, trilinear_interpolate
 from voxelfield.ops._grids import PADDINGS
+
+
+def make_cells(device, dtype=torch.float64, channels=3, count=40, **_):
+    """Cells, and points inside and beyond them: the interpolant is continued linearly, smooth everywhere."""
+    feats = torch.randn(count, 8, channels, device=device, dtype=dtype)
+    return feats, torch.rand(count, 3, device=device, dtype=arithmetic(dtype)) * 4 - 2
+
+
+# Ours, the reference, and what makes features and points.
+KINDS = {
+    **{
+        padding: (partial(sample_trilinear, padding=padding), partial(sample_grid, padding=padding), make)
+        for padding in ("border", "zeros", "reflection")
+    },
+    "cells": (trilinear_interpolate, interpolate_cells, make_cells),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+grid_or_cells = pytest.mark.parametrize("kind", ["border", "cells"])
+
+
+def assert_matches_reference(kind, features, points, grad=None):
+    """Fails unless value and gradients are those of the reference in float64, in the right dtypes; returns them."""
+    ours, reference, _ = KINDS[kind]
+    if grad is None:
+        grad = torch.randn(len(points), features.shape[-1], device=points.device).to(features.dtype)
+    actual = value_and_gradients(ours, features, points, grad)
+    assert [x.dtype for x in actual] == [features.dtype, features.dtype, points.dtype]
+    assert_all_match(actual, value_and_gradients(reference, features.double(), points.double(), grad.double()))
+    return actual
+
 
 # --- values and first derivatives
 
 
-@pytest.mark.covering("dtype channels")
-@both_paddings
+@pytest.mark.covering("dtype channels", "kind channels")
+@every_kind
 @pytest.mark.parametrize("channels", CHANNELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_value_and_gradients_match_reference(device, dtype, channels, padding):
-    grid, points = make(device, dtype, channels)
-    grad = torch.randn(len(points), channels, device=device, dtype=dtype)
-    actual = value_and_gradients(lambda g, p: sample_trilinear(g, p, padding=padding), grid, points, grad)
-    expected = value_and_gradients(
-        lambda g, p: sample_grid(g, p, padding), grid.double(), points.double(), grad.double()
-    )
-    assert [x.dtype for x in actual] == [dtype, dtype, points.dtype]
-    assert_all_match(actual, expected)
+def test_value_and_gradients_match_reference(device, dtype, channels, kind):
+    assert_matches_reference(kind, *KINDS[kind][2](device, dtype, channels))
 
 
 @pytest.mark.covering("dtype channels depth")
@@ -128,38 +151,6 @@ def test_with_gradient_matches_reference(device, dtype, channels, lookup):
     )
 
 
-@every_linear_lookup
-def test_with_gradient_is_what_autograd_gives(device, lookup):
-    grid, points = leaves(*make(device, align_corners=lookup[1]))
-    value, slopes = sample_trilinear(grid, points, **keywords(lookup), with_gradient=True)
-    alone = sample_trilinear(grid, points, **keywords(lookup))
-    assert_matches(value, alone)
-    for channel in range(3):
-        (slope,) = torch.autograd.grad(alone[:, channel].sum(), points, retain_graph=True)
-        assert_matches(slopes[:, channel], slope)
-
-
-def test_with_gradient_of_a_batch(device):
-    pairs = [make(device) for _ in range(2)]
-    grids, points = (torch.stack(x) for x in zip(*pairs, strict=True))
-    together = sample_trilinear(grids, points, with_gradient=True)
-    alone = zip(*(sample_trilinear(*pair, with_gradient=True) for pair in pairs), strict=True)
-    assert [x.shape for x in together] == [(2, 40, 3), (2, 40, 3, 3)]
-    assert_all_match(together, [torch.stack(x) for x in alone])
-
-
-def test_eikonal_loss_trains_as_through_autograd(device):
-    def gradients(slopes_at):
-        grid, points = leaves(*inputs)
-        value, slopes = slopes_at(grid, points)
-        loss = (slopes.norm(dim=-1) - 1).square().mean() + value.square().mean()
-        return torch.autograd.grad(loss, (grid, points))
-
-    inputs = make(device, channels=1, count=300)
-    fused = gradients(lambda g, p: sample_trilinear(g, p, with_gradient=True))
-    assert_all_match(fused, gradients(sample_grid_with_gradient), ("d grid", "d points"))
-
-
 def test_unused_half_of_a_pair_is_free(device):
     for used in (0, 1):
         grid, points = leaves(*make(device))
@@ -170,32 +161,15 @@ def test_unused_half_of_a_pair_is_free(device):
         assert_all_match(actual, torch.autograd.grad(reference, expected, grad))
 
 
-def test_with_gradient_at_non_finite_points_is_zero(device):
-    grid, points = leaves(*make(device))
-    with torch.no_grad():
-        points[::2, 1] = float("nan")
-    value, slopes = sample_trilinear(grid, points, with_gradient=True)
-    gradients = torch.autograd.grad(value.sum() + slopes.square().sum(), (grid, points))
-    for result in (value, slopes, gradients[1]):
-        assert not result[::2].any()
-        assert result.isfinite().all()
-    assert gradients[0].isfinite().all()
-
-
-@pytest.mark.parametrize("channels", [1027, 1100])
-def test_more_channels_than_a_block_has_threads(device, channels):
-    grid, points = make(device, torch.float32, channels, resolution=(3, 2, 2))
-    grad = torch.randn(len(points), channels, device=device)
-    actual = value_and_gradients(sample_trilinear, grid, points, grad)
-    assert_all_match(actual, value_and_gradients(sample_grid, grid.double(), points.double(), grad.double()))
+@grid_or_cells
+@pytest.mark.parametrize("channels", [256, 1027, 1100])
+def test_more_channels_than_a_block_has_threads(device, channels, kind):
+    assert_matches_reference(kind, *KINDS[kind][2](device, torch.float32, channels, resolution=(3, 2, 2)))
 
 
 @pytest.mark.parametrize("resolution", [(300, 3, 2), (2, 3, 40)])
 def test_many_points_on_long_and_short_grids(device, resolution):
-    grid, points = make(device, channels=2, count=20_000, resolution=resolution)
-    grad = torch.randn(len(points), 2, device=device, dtype=torch.float64)
-    actual = value_and_gradients(sample_trilinear, grid, points, grad)
-    assert_all_match(actual, value_and_gradients(sample_grid, grid, points, grad))
+    assert_matches_reference("border", *make(device, channels=2, count=20_000, resolution=resolution))
 
 
 def test_many_terms_of_a_16_bit_gradient_are_not_lost(device):
@@ -289,14 +263,6 @@ def test_agrees_with_grid_sample_exactly_one_cell_below_under_zeros(device, axis
     assert_all_match(actual, value_and_gradients(lambda g, p: by_grid_sample(g, p, "zeros"), grid, points, grad))
 
 
-@both_paddings
-def test_reference_agrees_with_grid_sample(device, padding):
-    grid, points = make(device, count=500)
-    grad = torch.randn(len(points), 3, device=device, dtype=torch.float64)
-    expected = value_and_gradients(lambda g, p: by_grid_sample(g, p, padding), grid, points, grad)
-    assert_all_match(value_and_gradients(lambda g, p: sample_grid(g, p, padding), grid, points, grad), expected)
-
-
 # --- derivatives
 
 
@@ -314,54 +280,39 @@ def test_gradcheck_and_gradgradcheck(device, resolution, lookup):
 
 
 @pytest.mark.covering("dtype channels")
-@pytest.mark.parametrize("padding", ["border", "zeros", "reflection"])
+@every_kind
 @pytest.mark.parametrize("channels", [1, 4, 28])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_gradient_penalty_matches_reference(device, dtype, channels, padding):
-    grid, points = make(device, dtype, channels)
+def test_gradient_penalty_matches_reference(device, dtype, channels, kind):
+    ours, reference, make = KINDS[kind]
+    features, points = make(device, dtype, channels)
     weight = torch.randn(len(points), channels, device=device, dtype=dtype)
 
-    def penalty_gradients(sample, g, p, w):
-        g, p = g.detach().requires_grad_(), p.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(sample(g, p, padding=padding), p, w, create_graph=True)
-        return torch.autograd.grad(slope.square().sum(), (g, p))
+    def penalty_gradients(sample, features, points, weight):
+        inputs = leaves(features, points)
+        (slope,) = torch.autograd.grad(sample(*inputs), inputs[1], weight, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), inputs)
 
-    actual = penalty_gradients(sample_trilinear, grid, points, weight)
-    expected = penalty_gradients(sample_grid, grid.double(), points.double(), weight.double())
-    for name, a, e in zip(("grid", "points"), actual, expected, strict=True):
-        assert_matches(a, e, name)
-
-
-def test_third_derivative_is_refused(device):
-    grid, points = make(device)
-    points.requires_grad_()
-    (first,) = torch.autograd.grad(sample_trilinear(grid, points).square().sum(), points, create_graph=True)
-    (second,) = torch.autograd.grad(first.square().sum(), points, create_graph=True)
-    with pytest.raises(NotImplementedError, match="third derivative"):
-        torch.autograd.grad(second.sum(), points)
+    actual = penalty_gradients(ours, features, points, weight)
+    expected = penalty_gradients(reference, features.double(), points.double(), weight.double())
+    assert_all_match(actual, expected, ("features", "points"))
 
 
-@pytest.mark.parametrize(
-    ("wanted", "expected"),
-    [
-        (("grid",), ["splat_trilinear"]),
-        (("points",), ["point_gradient_trilinear"]),
-        (("grid", "points"), ["splat_trilinear", "point_gradient_trilinear"]),
-    ],
-    ids=str,
-)
-def test_only_requested_gradients_are_computed(device, wanted, expected):
-    inputs = dict(zip(("grid", "points"), make(device), strict=True))
-    for name in wanted:
-        inputs[name].requires_grad_()
+@grid_or_cells
+@pytest.mark.parametrize("wanted", [(True, False), (False, True), (True, True)], ids=str)
+def test_only_requested_gradients_are_computed(device, wanted, kind):
+    ours, _, make = KINDS[kind]
+    inputs = [x.requires_grad_(want) for x, want in zip(make(device), wanted, strict=True)]
     with saved_for_backward() as saved:
-        value = sample_trilinear(**inputs)
+        value = ours(*inputs)
     # A grid is large, and only the gradient in the points needs it.
-    assert (inputs["grid"].data_ptr() in saved) == ("points" in wanted)
+    assert (inputs[0].data_ptr() in saved) == wanted[1]
     with OpRecorder() as recorder:
         value.sum().backward()
-    assert sorted(recorder.names) == sorted(expected)
-    assert [name for name in inputs if inputs[name].grad is not None] == list(wanted)
+    family = "cells" if kind == "cells" else "trilinear"
+    expected = [name for name, want in zip(("splat", "point_gradient"), wanted, strict=True) if want]
+    assert sorted(recorder.names) == sorted(f"{name}_{family}" for name in expected)
+    assert tuple(x.grad is not None for x in inputs) == wanted
 
 
 def test_nothing_is_kept_without_gradients(device):
@@ -386,30 +337,19 @@ def test_cpu_gradient_is_the_same_bits_for_any_number_of_threads():
 # --- registration: schemas, fakes, autograd, compile
 
 
-def test_meta_tensors_are_checked_as_others_are():
-    grid = torch.empty(2, 3, 4, 5, device="meta")
-    for points, error in [
-        (torch.empty(6, 2, device="meta"), ValueError),
-        (torch.empty(6, 3, device="meta", dtype=torch.int64), TypeError),
-        (torch.empty(6, 3), ValueError),
-    ]:
-        with pytest.raises(error, match=r"^points must"):
-            sample_trilinear(grid, points)
-    with pytest.raises(ValueError, match=r"^grid must have 1 to 2\^30 vertices along each axis"):
-        sample_trilinear(grid[:0], torch.empty(6, 3, device="meta"))
+NARROW = [torch.float16, torch.bfloat16]
+CONVERTED = [(torch.float32, torch.float64), (torch.float64, torch.float32), *itertools.product(DTYPES, NARROW)]
 
 
-@pytest.mark.parametrize(
-    ("grid_dtype", "points_dtype"), [(torch.float32, torch.float64), (torch.float64, torch.float32)]
-)
+@pytest.mark.parametrize(("grid_dtype", "points_dtype"), CONVERTED, ids=str)
 def test_points_are_converted_to_the_dtype_of_the_arithmetic(device, grid_dtype, points_dtype):
     grid, points = make(device, grid_dtype)
-    points = points.to(points_dtype).requires_grad_()
+    wide, points = points.dtype, points.to(points_dtype).requires_grad_()
     value = sample_trilinear(grid, points)
-    assert torch.equal(value, sample_trilinear(grid, points.to(grid_dtype)))
+    assert torch.equal(value, sample_trilinear(grid, points.to(wide)))
     value.sum().backward()
     assert points.grad.dtype == points_dtype
-    assert points.grad.ne(0).any()
+    assert points.grad.any()
 
 
 @pytest.mark.parametrize("lead", [(), (1,), (0,), (5,), (2, 5), (2, 0), (2, 3, 4)], ids=str)
@@ -563,28 +503,6 @@ def test_functions_between_a_grid_and_its_expansion_are_kept(device, view):
     assert_matches(turned.grad, -plain.grad)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16], ids=str)
-def test_16_bit_points_are_widened(device, dtype, narrow):
-    grid, points = make(device, dtype)
-    wide = points.dtype
-    points = points.to(narrow).requires_grad_()
-    value = sample_trilinear(grid, points)
-    assert torch.equal(value, sample_trilinear(grid, points.to(wide)))
-    value.sum().backward()
-    assert points.grad.dtype == narrow
-    assert points.grad.any()
-
-
-def test_more_points_than_memory_holds_are_named():
-    grid = torch.randn(2, 2, 2, 64)
-    points = torch.zeros(1, 3).expand(2**44, 3)
-    with pytest.raises(
-        torch.OutOfMemoryError, match=r"grids\[0\] of shape .* and points of shape \(17592186044416, 3\) need .* memory"
-    ):
-        sample_trilinear(grid, points)
-
-
 # --- empty, strided and non-finite input
 
 
@@ -600,67 +518,51 @@ def test_empty_input_and_its_derivatives(device, count, channels, with_gradient)
 
 
 @pytest.mark.covering
-@both_paddings
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("which", ["grid", "points", "grad"])
-def test_any_memory_layout(device, which, layout, dtype, padding):
-    grid, points = make(device, dtype, channels=8)
-    inputs = {"grid": grid, "points": points, "grad": torch.randn(len(points), 8, device=device, dtype=dtype)}
-    expected = {name: x.double() for name, x in inputs.items()}
-    inputs[which] = LAYOUTS[layout](inputs[which])
-    assert torch.equal(inputs[which].double(), expected[which])
-    actual = value_and_gradients(lambda g, p: sample_trilinear(g, p, padding=padding), *inputs.values())
-    assert_all_match(actual, value_and_gradients(lambda g, p: sample_grid(g, p, padding), *expected.values()))
-
-
-def test_gradient_arrives_at_the_base_of_a_view(device):
-    base = torch.randn(3, 4, 7, 5, device=device, dtype=torch.float64, requires_grad=True)
-    _, points = make(device)
-    sample_trilinear(base.permute(3, 1, 2, 0), points).sum().backward()
-    expected = base.detach().clone().requires_grad_()
-    sample_grid(expected.permute(3, 1, 2, 0), points).sum().backward()
-    assert_matches(base.grad, expected.grad)
-
-
-@both_paddings
+@every_kind
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_non_finite_points_read_and_write_nothing(device, dtype, padding):
-    bad = torch.tensor(
-        [[*(value if a == axis else 0.4 for a in range(3))] for value in NON_FINITE for axis in range(3)]
-        + [list(p) for p in itertools.permutations(NON_FINITE)],
-        device=device,
-        dtype=arithmetic(dtype),
-    )
+def test_non_finite_points_read_and_write_nothing(device, dtype, kind):
+    ours, _, make = KINDS[kind]
+    bad = [[*(value if a == axis else 0.4 for a in range(3))] for value in NON_FINITE for axis in range(3)]
+    bad = torch.tensor([*bad, *itertools.permutations(NON_FINITE)], device=device, dtype=arithmetic(dtype))
     # Were any vertex read, or any value of the incoming gradient used, NaN would show.
-    grid = torch.full((4, 3, 2, 4), float("nan"), device=device, dtype=dtype)
-    grad = torch.full((len(bad), 4), float("nan"), device=device, dtype=dtype)
-    results = value_and_gradients(lambda g, p: sample_trilinear(g, p, padding=padding), grid, bad, grad)
-    for result in results:
+    features = torch.full_like(make(device, dtype, channels=4, count=len(bad))[0], float("nan"))
+    for result in value_and_gradients(ours, features, bad, features.new_full((len(bad), 4), float("nan"))):
         assert torch.equal(result, torch.zeros_like(result))
 
 
-def test_second_derivative_at_non_finite_points_is_zero(device):
-    grid, points = make(device)
-    points[::2, 1] = float("nan")
-    grid.requires_grad_()
-    points.requires_grad_()
-    (slope,) = torch.autograd.grad(sample_trilinear(grid, points).square().sum(), points, create_graph=True)
-    gradients = torch.autograd.grad(slope.square().sum(), (grid, points))
-    assert gradients[0].isfinite().all()
-    assert gradients[1].isfinite().all()
-    assert not gradients[1][::2].any()
+@pytest.mark.parametrize("with_gradient", [False, True])
+def test_further_derivatives_at_non_finite_points_are_zero(device, with_gradient):
+    grid, points = leaves(*make(device))
+    with torch.no_grad():
+        points[::2, 1] = float("nan")
+    if with_gradient:
+        value, slopes = sample_trilinear(grid, points, with_gradient=True)
+    else:
+        value = sample_trilinear(grid, points)
+        (slopes,) = torch.autograd.grad(value.square().sum(), points, create_graph=True)
+    of_grid, of_points = torch.autograd.grad(value.sum() + slopes.square().sum(), (grid, points))
+    assert of_grid.isfinite().all()
+    for result in (value, slopes, of_points):
+        assert result.isfinite().all()
+        assert not result[::2].any()
 
 
-@both_paddings
-def test_non_finite_points_leave_their_neighbours_alone(device, padding):
-    grid, points = make(device, count=300)
+@every_kind
+def test_non_finite_points_leave_their_neighbours_alone(device, kind):
+    features, points = KINDS[kind][2](device, count=300)
     bad = torch.arange(0, 300, 3, device=device)
     points[bad, bad % 3] = torch.tensor(NON_FINITE, device=device, dtype=points.dtype).repeat(34)[: len(bad)]
-    grad = torch.randn(len(points), 3, device=device, dtype=torch.float64)
-    actual = value_and_gradients(lambda g, p: sample_trilinear(g, p, padding=padding), grid, points, grad)
-    assert_all_match(actual, value_and_gradients(lambda g, p: sample_grid(g, p, padding), grid, points, grad))
-    assert not actual[0][bad].any()
+    clean = torch.ones(300, dtype=torch.bool, device=device)
+    clean[bad] = False
+    ours, reference, _ = KINDS[kind]
+    grad = torch.randn(300, 3, device=device, dtype=torch.float64)
+    value, of_features, of_points = value_and_gradients(ours, features, points, grad)
+    assert not value[bad].any()
+    assert not of_points[bad].any()
+    if kind == "cells":
+        features, of_features = features[clean], of_features[clean]
+    expected = value_and_gradients(reference, features, points[clean], grad[clean])
+    assert_all_match((value[clean], of_features, of_points[clean]), expected)
 
 
 @both_paddings
@@ -706,118 +608,72 @@ def test_agrees_with_grid_sample_at_the_upper_face_of_an_infinite_inside(device,
 # --- malformed input
 
 
-def tensors(grid=(2, 2, 2, 3), points=(5, 3), grid_dtype=torch.float32, points_dtype=torch.float32):
-    return torch.zeros(grid, dtype=grid_dtype), torch.zeros(points, dtype=points_dtype)
-
-
-def raw_mistakes(device):
-    """A raw op, its arguments, and what the error must say."""
-    grid, points = torch.zeros(1, 2, 2, 2, 3, device=device), torch.zeros(1, 5, 3, device=device)
-    values = torch.zeros(1, 5, 3, device=device)
-    options, shape = (0, True, False, False, False), [2, 2, 2, 3]
-    jet, add = (0, True, False, False, True), (0, True, False, True, False)
-
-    sample = "sample_trilinear"
-    yield sample, ([], points, *options), "grids must be 1 to 16 tensors, got 0"
-    yield sample, ([grid] * 17, points, *options), "grids must be 1 to 16 tensors, got 17"
-    two = [grid, grid.double()]
-    yield sample, (two, points, *options), f"grids[1] {misfit(grid, grid.double()).replace(',', ' as grids[0] is,')}"
-    yield sample, ([grid[0]], points, *options), f"points {misfit(points, points, '(*, 3)')}"
-    yield (
-        sample,
-        ([grid[:, :, :0]], points, *options),
-        "grid must have 1 to 2^30 vertices along each axis, got shape (1, 2, 0, 2, 3)",
-    )
-    yield sample, ([grid.long()], points, *options), "to be interpolated, got int64: convert it"
-    two = [grid, grid[..., :2]]
-    yield sample, (two, points, *add), "grids[1] must have 3 channels to be added to the first grid, got 2"
-
-    in_box = grid[0], points[0], torch.ones(2, 3, device=device), 5
-    yield "sample_in_box", in_box, "padding must be 0 to 4, got 5"
-
-    splat = "splat_trilinear"
-    for wrong in (values[:, :4], values[0]):
-        yield splat, (wrong, points, shape, *options, 0), f"values {misfit(values, wrong)}"
-    yield splat, (values, points, shape, *jet, 0), f"values {misfit(values, values, '(4, 1, 5, 3)')}"
+GRIDS, POINTS, VALUES = torch.zeros(1, 2, 2, 2, 3), torch.zeros(1, 5, 3), torch.zeros(1, 5, 3)
+PLAIN, JET, ADD = (0, True, False, False, False), (0, True, False, False, True), (0, True, False, True, False)
+SHAPE = [2, 2, 2, 3]
+SEVERAL = "grids must be 1 to 16 tensors, got "
+VERTICES = "must have 1 to 2^30 vertices along each axis, got"
+# A raw op, its arguments, and what the error must say.
+RAW_MISTAKES = [
+    ("sample_trilinear", ([], POINTS, *PLAIN), SEVERAL + "0"),
+    ("sample_trilinear", ([GRIDS] * 17, POINTS, *PLAIN), SEVERAL + "17"),
+    ("sample_trilinear", ([GRIDS, GRIDS.double()], POINTS, *PLAIN), "grids[1] must be float32 as grids[0] is, got f"),
+    ("sample_trilinear", ([GRIDS[0]], POINTS, *PLAIN), "points must have shape (*, 3), got (1, 5, 3)"),
+    ("sample_trilinear", ([GRIDS[:, :, :0]], POINTS, *PLAIN), f"grid {VERTICES} shape (1, 2, 0, 2, 3)"),
+    ("sample_trilinear", ([GRIDS.long()], POINTS, *PLAIN), "to be interpolated, got int64: convert it"),
+    ("sample_trilinear", ([GRIDS, GRIDS[..., :2]], POINTS, *ADD), "grids[1] must have 3 channels to be added to the"),
+    ("sample_in_box", (GRIDS[0], POINTS[0], torch.ones(2, 3), 5), "padding must be 0 to 4, got 5"),
+    ("splat_trilinear", (VALUES[:, :4], POINTS, SHAPE, *PLAIN, 0), "values must have shape (1, 5, 3), got (1, 4, 3)"),
+    ("splat_trilinear", (VALUES[0], POINTS, SHAPE, *PLAIN, 0), "values must have shape (1, 5, 3), got (5, 3)"),
+    ("splat_trilinear", (VALUES, POINTS, SHAPE, *JET, 0), "values must have shape (4, 1, 5, 3), got (1, 5, 3)"),
     # The size of the batch has been put in front: a level of 1 x 2 x 2 vertices with 2 channels.
-    yield splat, (values, points, [2, 2, 2], *options, 0), f"values {misfit(values, values, '(1, 5, 2)')}"
-    yield splat, (values, points, [], *options, 0), "sizes must be X, Y, Z, C of each level, got 0 numbers"
-    yield (
-        splat,
-        (values, points, [2, 2, -2, 3], *options, 0),
-        "1 to 2^30 vertices along each axis, got",
-    )
-
-    gradient = "point_gradient_trilinear"
-    yield gradient, (values[..., :2], [grid], points, *options), f"values {misfit(values, values[..., :2])}"
-    yield gradient, (values, [grid[0]], points, *options), f"points {misfit(points, points, '(*, 3)')}"
+    ("splat_trilinear", (VALUES, POINTS, [2, 2, 2], *PLAIN, 0), "values must have shape (1, 5, 2), got (1, 5, 3)"),
+    ("splat_trilinear", (VALUES, POINTS, [], *PLAIN, 0), "sizes must be X, Y, Z, C of each level, got 0 numbers"),
+    ("splat_trilinear", (VALUES, POINTS, [2, 2, -2, 3], *PLAIN, 0), VERTICES),
+    ("point_gradient_trilinear", (VALUES[..., :2], [GRIDS], POINTS, *PLAIN), "values must have shape (1, 5, 3), got"),
+    ("point_gradient_trilinear", (VALUES, [GRIDS[0]], POINTS, *PLAIN), "points must have shape (*, 3), got (1, 5, 3)"),
+]
 
 
-def misfit(like, actual, shape=None):
-    """What an error says of a tensor that should have been like another, or like it but for the shape."""
-
-    if actual.dtype != like.dtype:
-        wanted, got = (str(x.dtype).removeprefix("torch.") for x in (like, actual))
-        return f"must be {wanted}, got {got}"
-    return f"must have shape {shape or tuple(like.shape)}, got {tuple(actual.shape)}"
-
-
-@pytest.mark.parametrize("mistake", range(16))
-def test_raw_ops_refuse_what_does_not_fit(device, mistake):
+@pytest.mark.parametrize(("name", "arguments", "message"), RAW_MISTAKES)
+def test_raw_ops_refuse_what_does_not_fit(device, name, arguments, message):
     _library.ensure_loaded(device.type)
-    name, arguments, message = list(raw_mistakes(device))[mistake]
     with pytest.raises(RuntimeError, match=re.escape(message)):
-        getattr(torch.ops.voxelfield, name)(*arguments)
-
-
-def test_raw_mistakes_are_all_tried():
-    assert len(list(raw_mistakes(torch.device("cpu")))) == 16
+        getattr(torch.ops.voxelfield, name)(*tree_map_only(torch.Tensor, lambda x: x.to(device), arguments))
 
 
 # --- CUDA only
 
 
 @pytest.mark.cuda
-def test_runs_on_the_current_stream():
-    grid, points = make("cuda", count=1000)
-    grad = torch.randn(1000, 3, device="cuda", dtype=torch.float64)
-    expected = value_and_gradients(sample_trilinear, grid, points, grad)
-    late_grid, late_points, late_grad = (torch.zeros_like(x) for x in (grid, points, grad))
+@grid_or_cells
+def test_runs_on_the_current_stream(kind):
+    ours, _, make = KINDS[kind]
+    inputs = (*make("cuda", count=1000), torch.randn(1000, 3, device="cuda", dtype=torch.float64))
+    expected = value_and_gradients(ours, *inputs)
+    late = [torch.zeros_like(x) for x in inputs]
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         # Work on any other stream would read the zeros.
         torch.cuda._sleep(100_000_000)
-        late_grid.copy_(grid)
-        late_points.copy_(points)
-        late_grad.copy_(grad)
-        actual = value_and_gradients(sample_trilinear, late_grid, late_points, late_grad)
+        for target, source in zip(late, inputs, strict=True):
+            target.copy_(source)
+        actual = value_and_gradients(ours, *late)
     stream.synchronize()
     assert_all_match(actual, expected)
 
 
 @pytest.mark.cuda
-def test_a_second_device_is_used_as_such():
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two CUDA devices")
-    grid, points = make(torch.device("cuda:1"))
-    grad = torch.randn(len(points), 3, device="cuda:1", dtype=torch.float64)
-    with torch.cuda.device(0):
-        actual = value_and_gradients(sample_trilinear, grid, points, grad)
-    assert all(x.device == grid.device for x in actual)
-    assert_all_match(actual, value_and_gradients(sample_grid, grid, points, grad))
-
-
-@pytest.mark.cuda
-def test_captured_in_a_cuda_graph():
-    grid, points = make("cuda", count=1000)
-    grid.requires_grad_()
-    points.requires_grad_()
+@grid_or_cells
+def test_captured_in_a_cuda_graph(kind):
+    ours, reference, make = KINDS[kind]
+    features, points = leaves(*make("cuda", count=1000))
     grad = torch.randn(1000, 3, device="cuda", dtype=torch.float64)
 
     def step():
-        value = sample_trilinear(grid, points)
-        return value.detach(), *torch.autograd.grad(value, (grid, points), grad)
+        value = ours(features, points)
+        return value.detach(), *torch.autograd.grad(value, (features, points), grad)
 
     warmup = torch.cuda.Stream()
     warmup.wait_stream(torch.cuda.current_stream())
@@ -828,10 +684,10 @@ def test_captured_in_a_cuda_graph():
     with torch.cuda.graph(graph):
         captured = step()
     with torch.no_grad():
-        grid.copy_(torch.randn_like(grid))
-        points.copy_(points_off_faces(1000, "cuda"))
+        for target, source in zip((features, points), make("cuda", count=1000), strict=True):
+            target.copy_(source)
     graph.replay()
-    assert_all_match(captured, value_and_gradients(sample_grid, grid, points, grad))
+    assert_all_match(captured, value_and_gradients(reference, features, points, grad))
 
 
 @pytest.mark.cuda

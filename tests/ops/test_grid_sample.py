@@ -179,13 +179,6 @@ def test_random_sizes_and_reaches(device, size, reach):
         assert_all_match(results(grid_sample, volume, where, options), expected, ("value", "d input", "d grid"))
 
 
-@every_option
-def test_the_same_volume_expanded_over_the_batch(device, options):
-    volume, where = make(device, torch.float64)
-    expanded = volume[:1].expand_as(volume)
-    assert_matches(grid_sample(expanded, where, *options), F.grid_sample(expanded, where, *options))
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d], ids=str)
 def test_the_gradient_of_an_expanded_volume_is_computed_once(device, channels, layout):

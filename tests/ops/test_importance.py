@@ -8,6 +8,7 @@ import pytest
 import reference
 import torch
 from op_testing import never_synchronising
+from test_marching import assert_truncated
 from torch.nn import functional as F
 
 from voxelfield import ops
@@ -125,17 +126,7 @@ def test_samples_are_the_middles_of_growing_steps(device):
 def test_rays_are_kept_as_long_as_all_of_their_samples_fit(device, capacity):
     walk = *levels(device), 0.05, 0.06
     whole, packed = ops.march_levels(*walk), ops.march_levels(*walk, capacity=capacity)
-    kept = int((whole.ray_offsets[1:] <= capacity).sum())
-    rows = int(whole.ray_offsets[kept])
-    assert packed.rays_kept.tolist() == [kept]
-    assert torch.equal(packed.ray_offsets, whole.ray_offsets.clamp(max=rows))
-    assert packed.positions.shape == (capacity, 3)
-    for name in ("positions", "t", "dt", "ray_index"):
-        assert torch.equal(getattr(packed, name)[:rows], getattr(whole, name)[:rows])
-    assert packed.positions[rows:].isnan().all()
-    assert not packed.t[rows:].any()
-    assert not packed.dt[rows:].any()
-    assert (packed.ray_index[rows:] == 39).all()
+    assert_truncated(packed, whole, capacity)
 
 
 @pytest.mark.cuda
@@ -143,13 +134,6 @@ def test_growing_steps_into_a_capacity_never_synchronise():
     walk = *levels("cuda"), 0.05, 0.06
     with never_synchronising():
         ops.march_levels(*walk, capacity=300)
-
-
-def test_no_rays(device):
-    origins, directions, near, far, *boxes = levels(device)
-    walk = origins[:0], directions[:0], near[:0], far[:0], *boxes, 0.05
-    assert ops.march_levels(*walk).t.shape == (0,)
-    assert ops.march_levels(*walk, capacity=3).positions.isnan().all()
 
 
 def test_intervals_of_no_ray_are_drawn_for_no_ray(device):

@@ -92,14 +92,6 @@ def test_a_point_is_where_the_reference_puts_it(device, lens):
     assert in_pixels(found.cpu().double() - points, points) < 1e-3
 
 
-@every_lens
-def test_there_and_back_is_the_same_pixel(device, lens):
-    _, points, row = make(lens)
-    points, row = points.float().to(device), row.to(device)
-    again = lens_points(lens_rays(points, row), row)
-    assert in_pixels(again - points, points) < 1e-3
-
-
 def test_each_point_has_its_own_lens(device):
     rows = torch.cat([make_rows(model, terms) for model, terms, _ in LENSES.values()]).to(device)
     points = torch.rand(len(rows), 2, device=device) - 0.5

@@ -12,7 +12,7 @@ from op_testing import never_synchronising
 from torch.nn import functional as F
 
 from voxelfield import _library
-from voxelfield.ops import PackedSamples, march_rays, pack_occupancy, sample_trilinear
+from voxelfield.ops import PackedSamples, march_rays, pack_occupancy
 from voxelfield.rendering.rays import intersect_aabb
 
 BOX = torch.tensor([[-1.0, 0.5, -3.0], [2.0, 1.5, 1.0]])
@@ -151,14 +151,6 @@ def test_a_ray_in_a_face_stays_in_one_layer_of_cells(device):
     assert ray_offsets.tolist() == [0, 8, 8, 8]
 
 
-def test_rays_without_length_have_no_samples(device):
-    scene = on(device, make_scene(fraction=1.1))
-    for far in (scene["near"], scene["near"] - 1, torch.full_like(scene["near"], -math.inf)):
-        positions, t, dt, ray_index, ray_offsets, _ = march_rays(**{**scene, "far": far}, step=STEP)
-        assert len(positions) == len(t) == len(dt) == len(ray_index) == 0
-        assert not ray_offsets.any()
-
-
 def boxed_in(scene):
     """The same scene with a box that holds all rays."""
     return scene | {"aabb": torch.tensor([[-50.0] * 3, [50.0] * 3], device=scene["aabb"].device)}
@@ -179,13 +171,6 @@ def test_far_itself_is_excluded_and_near_included(device):
     assert t.tolist() == [1, 1.25, 1.5, 1.75, 1, 1.25, 1.5, 1.75, 2]
 
 
-def test_midpoints_are_the_default(device):
-    scene = on(device, make_scene())
-    explicit = march_rays(**scene, step=STEP, offset=torch.full((60,), 0.5, device=device))
-    for one, two in zip(march_rays(**scene, step=STEP), explicit, strict=True):
-        assert torch.equal(one, two)
-
-
 def test_each_ray_has_its_own_offset(device):
     scene = boxed_in(on(device, make_scene(fraction=1.1)))
     offset = torch.linspace(0, 0.99, 60, device=device)
@@ -194,17 +179,6 @@ def test_each_ray_has_its_own_offset(device):
     assert filled.sum() > 30
     first = t[ray_offsets[:-1][filled]]
     torch.testing.assert_close(first, (scene["near"] + offset * STEP)[filled], rtol=1e-6, atol=1e-6)
-
-
-def test_there_are_no_samples_outside_the_box(device):
-    scene = on(device, make_scene(count=300, fraction=1.1))
-    scene |= {"near": torch.zeros_like(scene["near"]), "far": torch.full_like(scene["far"], 50.0)}
-    positions, *_ = samples = march_rays(**scene, step=STEP)
-    low, high = scene["aabb"]
-    assert ((positions > low - 1e-5) & (positions < high + 1e-5)).all()
-    counts = samples.ray_offsets.diff()
-    assert not counts[::7].any()
-    assert (counts > 0).sum() > 200
 
 
 def test_an_infinite_far_ends_at_the_box(device):
@@ -239,45 +213,6 @@ def test_faces_of_the_box_belong_to_it(device, start):
     assert torch.equal(found.t[found.ray_offsets[:-1]], near)
 
 
-def test_nothing_occupied(device):
-    positions, t, dt, ray_index, ray_offsets, _ = march_rays(**on(device, make_scene(fraction=-1.0)), step=STEP)
-    assert positions.shape == (0, 3)
-    assert len(t) == len(dt) == len(ray_index) == 0
-    assert ray_offsets.tolist() == [0] * 61
-
-
-def test_no_rays(device):
-    positions, t, dt, ray_index, ray_offsets, rays_kept = march_rays(**on(device, make_scene(count=0)), step=STEP)
-    assert positions.shape == (0, 3)
-    assert len(t) == len(dt) == len(ray_index) == 0
-    assert ray_offsets.tolist() == rays_kept.tolist() == [0]
-
-
-def test_rays_do_not_depend_on_their_neighbours(device):
-    scene = on(device, make_scene(count=300))
-    _, t, _, _, ray_offsets, _ = march_rays(**scene, step=STEP)
-    order = torch.randperm(300).to(device)
-    shuffled = {name: value[order] if len(value) == 300 else value for name, value in scene.items()}
-    _, t_shuffled, _, _, offsets_shuffled, _ = march_rays(**shuffled, step=STEP)
-    for place, ray in enumerate(order.tolist()):
-        here = t_shuffled[offsets_shuffled[place] : offsets_shuffled[place + 1]]
-        assert torch.equal(here, t[ray_offsets[ray] : ray_offsets[ray + 1]])
-
-
-def test_non_finite_rays_do_not_disturb_the_others(device):
-    scene = on(device, make_scene())
-    broken = {name: value.clone() for name, value in scene.items()}
-    broken["origins"][0] = math.nan
-    broken["directions"][2, 1] = math.nan
-    broken["near"][3] = math.nan
-    broken["far"][5] = math.nan
-    _, t, _, ray_index, _, _ = march_rays(**scene, step=STEP)
-    _, t_broken, _, index_broken, offsets_broken, _ = march_rays(**broken, step=STEP)
-    assert offsets_broken.diff()[[3, 5]].tolist() == [0, 0]
-    for ray in (1, 4, *range(6, 60)):
-        assert torch.equal(t_broken[index_broken == ray], t[ray_index == ray])
-
-
 @pytest.mark.cuda
 def test_cpu_and_cuda_agree():
     scene = make_scene(count=4000, resolution=(32, 24, 40))
@@ -291,19 +226,6 @@ def test_cpu_and_cuda_agree():
 
 
 # --- packed occupancy
-
-
-@pytest.mark.parametrize("resolution", [(1, 1, 1), (4, 4, 4), (5, 4, 3), (9, 17, 30)], ids=str)
-def test_bits_are_the_cells(device, resolution):
-    occupied = torch.rand(resolution) < 0.4
-    words, cells = pack_occupancy(occupied.to(device))
-    assert cells == resolution
-    assert words.shape == tuple(math.ceil(n / 4) for n in resolution)
-    x, y, z = torch.meshgrid(*(torch.arange(4 * n) for n in words.shape), indexing="ij")
-    bits = (words.cpu()[x // 4, y // 4, z // 4] >> (x % 4 * 16 + y % 4 * 4 + z % 4)) & 1
-    expected = torch.zeros_like(bits)
-    expected[tuple(slice(n) for n in resolution)] = occupied.long()
-    assert torch.equal(bits, expected)
 
 
 def test_packed_and_unpacked_cells_give_the_same_samples(device):
@@ -378,25 +300,6 @@ def test_capacity_with_more_rays_than_parts(device):
     whole = march_rays(**scene, step=STEP)
     for capacity in (len(whole.t) // 3, len(whole.t) + 5):
         assert_truncated(march_rays(**scene, step=STEP, capacity=capacity), whole, capacity)
-
-
-def test_capacity_without_rays(device):
-    scene = on(device, make_scene(count=0))
-    samples = march_rays(**scene, step=STEP, capacity=5000)
-    assert samples.ray_offsets.tolist() == samples.rays_kept.tolist() == [0]
-    assert samples.positions.isnan().all()
-    assert not samples.ray_index.any()
-
-
-def test_rows_of_no_ray_see_nothing_of_a_grid(device):
-    samples = march_rays(**on(device, make_scene(count=10)), step=STEP, capacity=2000)
-    grid = torch.ones(4, 4, 4, 2, device=device, requires_grad=True)
-    values = sample_trilinear(grid, samples.positions)
-    used = int(samples.ray_offsets[-1])
-    assert 0 < used < 2000
-    assert not values[used:].any()
-    (gradient,) = torch.autograd.grad(values[used:].sum(), grid)
-    assert not gradient.any()
 
 
 @pytest.mark.cuda

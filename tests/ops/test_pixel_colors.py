@@ -71,25 +71,6 @@ def test_equal_rays_are_their_pixel_up_to_rounding(device):
     torch.testing.assert_close(pixel_colors(*rays, background, 4), 0.7 * straight + 0.075, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.covering
-@both_averages
-@pytest.mark.parametrize("rays_per_pixel", [1, 3, 4])
-@pytest.mark.parametrize("common", [False, True])
-def test_gradcheck(device, pixel_averaging, rays_per_pixel, common):
-    rgb, opacity, background = make(device, rays_per_pixel, pixels=6)
-    # Away from the ends of opacity and from where the parts of the curve meet.
-    opacity = 0.1 + 0.8 * torch.rand_like(opacity)
-    straight = torch.rand_like(rgb) * 0.8 + 0.1
-    straight[::3] = 0.02
-    straight[1::5] = -0.1
-    inputs = leaves(opacity[:, None] * straight, opacity, background[0] if common else background)
-
-    def colors(*inputs):
-        return pixel_colors(*inputs, rays_per_pixel, pixel_averaging=pixel_averaging)
-
-    assert torch.autograd.gradcheck(colors, inputs)
-
-
 @each_dtype
 @both_averages
 def test_gradients_with_rays_that_show_nothing(device, dtype, pixel_averaging):

@@ -64,34 +64,6 @@ def test_rays_are_the_cameras_and_colours_the_images(device, side, model):
     torch.testing.assert_close(result.rgba, images.view(-1, 4)[index].float() / 255)
 
 
-@pytest.mark.parametrize("side", [2, 3])
-def test_a_ray_beside_the_centre_is_that_of_a_lens_moved_the_other_way(device, side):
-    images, cameras, aabb = make(device)
-    index = torch.arange(images[..., 0].numel(), device=device)
-    result = pixel_rays(images, index, cameras.c2w, cameras.intrinsics, aabb, supersampling=side)
-    within = [(place + 0.5) / side - 0.5 for place in range(side)]
-    through = [
-        pixel_rays(images, index, cameras.c2w, cameras.intrinsics - torch.tensor(move, device=device), aabb)
-        for move in ([0.0, 0.0, right, down] for down in within for right in within)
-    ]
-    hit = torch.stack([rays.far > rays.near + 1e-3 for rays in through], dim=1).flatten()
-    for name in ("origins", "directions", "near", "far"):
-        expected = torch.stack([getattr(rays, name) for rays in through], dim=1).flatten(0, 1)
-        torch.testing.assert_close(getattr(result, name)[hit], expected[hit], rtol=1e-4, atol=1e-5)
-    assert torch.equal(result.rgba, through[0].rgba)
-
-
-@pytest.mark.parametrize("pixels", [1, 255, 257, 1000])
-def test_a_pixel_has_the_same_rays_in_any_batch(device, pixels):
-    images, cameras, aabb = make(device)
-    index = torch.randint(images[..., 0].numel(), (pixels,), device=device)
-    camera = cameras.c2w, cameras.intrinsics, aabb
-    whole = pixel_rays(images, index, *camera, supersampling=3)
-    parts = [pixel_rays(images, one, *camera, supersampling=3) for one in index.split(101)]
-    for name in whole._fields:
-        assert torch.equal(getattr(whole, name), torch.cat([getattr(part, name) for part in parts])), name
-
-
 def test_rays_that_no_memory_holds_are_refused():
     images, cameras, aabb = make("cpu")
     one = torch.zeros(1, dtype=torch.int64)

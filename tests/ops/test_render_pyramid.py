@@ -70,12 +70,11 @@ def by_steps(scene, camera, degree=3, min_weight=1e-3):
     basis = spherical_harmonics(rays.directions.double(), degree)[ray_index]
     rgb = torch.sigmoid(exact_network(torch.cat((geometry, basis), dim=1), scene["color_weights"]))
     dt = torch.full_like(density, STEP)
-    *_, weights = reference.composite(density, rgb, t.double(), dt, ray_offsets, 1e-4)
+    weights, _ = reference.light(ray_offsets, density, dt)
     keep = weights > min_weight
     ray_offsets = torch.cat([ray_offsets.new_zeros(1), keep.cumsum(0)])[ray_offsets]
-    rgb, opacity, depth = reference.composite(density[keep], rgb[keep], t[keep].double(), dt[keep], ray_offsets, 1e-4)[
-        :3
-    ]
+    kept = [x[keep] for x in (density, rgb, t.double(), dt)]
+    rgb, opacity, depth, _ = reference.composite(*kept, ray_offsets, 1e-4)
     rgb = rgb + (1 - opacity)[:, None] * scene["background"].double()
     return (
         rgb.view(HEIGHT, WIDTH, 3),

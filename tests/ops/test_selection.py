@@ -9,8 +9,9 @@ import pytest
 import reference
 import torch
 from op_testing import never_synchronising
+from test_marching import assert_truncated
 
-from voxelfield.ops import ray_weights, select_samples
+from voxelfield.ops import PackedSamples, ray_weights, select_samples
 
 LIMITS = {"min_transmittance": 0.05, "min_weight": 0.01}
 # None, one, and on either side of multiples of 8 and 32, the samples that a group of threads takes at once.
@@ -35,9 +36,8 @@ def by_reference(inputs, min_transmittance, min_weight):
     """The kept samples in float64: positions, t, dt, ray_index, ray_offsets. Fails where it is a close call."""
     inputs = {name: x.cpu() for name, x in inputs.items()}
     exact = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
-    weights, _ = reference.ray_light(
-        torch.exp(-exact["density"] * exact["dt"]), exact["ray_offsets"], min_transmittance
-    )
+    light = {name: exact[name] for name in ("density", "dt", "ray_offsets")}
+    weights, _ = reference.light(**light, min_transmittance=min_transmittance)
     assert ((weights - min_weight).abs() > 1e-7).all()
     *samples, ray_index, ray_offsets, _ = reference.select(
         **exact, min_transmittance=min_transmittance, min_weight=min_weight
@@ -45,24 +45,10 @@ def by_reference(inputs, min_transmittance, min_weight):
     return *(x.float() for x in samples), ray_index, ray_offsets
 
 
-def assert_truncated(actual, expected, capacity):
-    """Fails unless ``actual`` are those of the expected samples whose rays fit, and the rows after them are empty."""
-    *expected, ray_offsets = expected
-    rays = len(ray_offsets) - 1
-    rays_kept = int((ray_offsets[1:] <= capacity).sum())
-    used = int(ray_offsets[rays_kept])
-    *samples, actual_offsets, rays_kept = (x.cpu() for x in actual)
-    assert rays_kept.tolist() == [rays_kept]
-    assert torch.equal(actual_offsets, ray_offsets.clamp(max=used))
-    for name, a, e in zip(("positions", "t", "dt", "ray_index"), samples, expected, strict=True):
-        assert len(a) == capacity
-        assert torch.equal(a[:used], e[:used]), name
-    positions, t, dt, ray_index = samples
-    assert positions[used:].isnan().all()
-    assert not t[used:].any()
-    assert not dt[used:].any()
-    assert (ray_index[used:] == max(rays - 1, 0)).all()
-    return rays_kept
+def assert_selected(actual, expected, capacity):
+    """Fails unless ``actual`` are those of the expected samples whose rays fit; returns the number of these rays."""
+    actual = PackedSamples(*(x.cpu() for x in actual))
+    return assert_truncated(actual, PackedSamples(*expected, rays_kept=torch.tensor([0])), capacity)
 
 
 @pytest.mark.parametrize("counts", [COUNTS, [5, 0, 20, 8, 3] * 60, [], [0, 0], [1], [300]], ids=lambda c: f"{len(c)}")
@@ -73,9 +59,9 @@ def test_kept_samples_match_reference(device, counts, spare):
     actual = select_samples(**inputs, **LIMITS)
     total = len(expected[0])
     assert sum(counts) < 20 or 0 < total < sum(counts)
-    assert_truncated(actual, expected, total)
+    assert_selected(actual, expected, total)
     for capacity in {0, total // 3, total - 1, total + 1, 5 * total + 7} - {-1}:
-        assert_truncated(select_samples(**inputs, **LIMITS, capacity=capacity), expected, capacity)
+        assert_selected(select_samples(**inputs, **LIMITS, capacity=capacity), expected, capacity)
 
 
 def test_no_limits_keep_all_that_is_not_empty(device):
@@ -116,7 +102,7 @@ def test_many_rays(device):
     expected = *(inputs[name].cpu()[kept] for name in ("positions", "t", "dt")), ray_index, offsets
     limits = {"min_transmittance": 0.05, "min_weight": 0.05}
     for capacity in (len(ray_index), len(ray_index) // 2, len(ray_index) + 9):
-        assert_truncated(select_samples(**inputs, **limits, capacity=capacity), expected, capacity)
+        assert_selected(select_samples(**inputs, **limits, capacity=capacity), expected, capacity)
 
 
 def test_the_density_needs_no_gradient(device):
@@ -140,7 +126,7 @@ def test_a_captured_selection_follows_its_inputs():
             value.copy_(other[name])
         graph.replay()
         whole = select_samples(**inputs, **LIMITS)
-        takes.append(assert_truncated(captured, [x.cpu() for x in whole[:-1]], 2000))
+        takes.append(assert_selected(captured, [x.cpu() for x in whole[:-1]], 2000))
     assert min(takes) < 400
     assert max(takes) == 400
 
