@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from voxelfield.foundation import constants
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError, shown
@@ -172,7 +173,7 @@ def widen_positions(name: str, positions: Tensor, dtype: torch.dtype) -> Tensor:
     global _warned_of_narrow_positions
     if positions.dtype not in _NARROW:
         return positions
-    if not _warned_of_narrow_positions and not torch.compiler.is_compiling():
+    if not _warned_of_narrow_positions and not is_compiling():
         _warned_of_narrow_positions = True
         warnings.warn(
             f"{name} is {str(positions.dtype).removeprefix('torch.')} and is widened: 16-bit coordinates cannot tell "
@@ -222,7 +223,7 @@ def offsets_fit(ray_offsets: Tensor, samples: int) -> bool:
     """Tells whether offsets do not decrease and lie in 0..samples; True if their values cannot be read."""
     if not is_readable(ray_offsets):
         return True
-    if ray_offsets.shape[0] <= _FEW:
+    if ray_offsets.numel() <= _FEW:
         offsets = [0, *ray_offsets.tolist(), samples]
         return offsets == sorted(offsets)
     return torch.equal(ray_offsets, ray_offsets.clamp(0, samples).cummax(0).values)
@@ -262,7 +263,7 @@ def check_degree(name: str, degree: object) -> None:
 def is_readable(x: Tensor) -> bool:
     """Tells whether values can be read without waiting for a device."""
     # Tracers use tensor subclasses that have no values, and torch.func has wrappers without any.
-    if torch.compiler.is_compiling() or type(x) is not Tensor or not x.is_cpu:
+    if is_compiling() or type(x) is not Tensor or not x.is_cpu:
         return False
     return not (functorch_active() and is_mapped(x))
 
