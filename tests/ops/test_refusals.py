@@ -124,6 +124,7 @@ REFUSALS = [
     ("sample_trilinear", "points", torch.zeros(()), r"\(..., 3\).*\(\)"),
     ("sample_trilinear", "points", torch.zeros(5, 3, dtype=torch.int64), "float.*int64"),
     ("sample_trilinear", "points", np.zeros((5, 3)), "ndarray"),
+    ("sample_trilinear", "points", torch.zeros(2, 5, 3).to_sparse(), "dense tensor"),
     ("sample_trilinear, batch", "points", torch.zeros(5, 3), r"\(2, ..., 3\).*\(5, 3\)"),
     ("sample_trilinear, batch", "points", torch.zeros(3, 5, 3), r"\(2, ..., 3\).*\(3, 5, 3\)"),
     ("sample_trilinear, batch", "grid", torch.zeros(2, 2, 0, 2, 3), "vertices"),

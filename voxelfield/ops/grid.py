@@ -110,6 +110,8 @@ def _as_rows(grid: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
     wide = coordinate_dtype(grid.dtype)
     if grid.dim() == 4 and points.dim() == 2 and points.dtype is wide and points.shape[1] == 3:
         return grid, points  # the common case, in which nothing is to be prepared
+    if grid.layout is not torch.strided or points.layout is not torch.strided:
+        return grid, points
     batch = grid.shape[:-4]
     count = len(batch)
     if points.dim() <= count or points.shape[-1] != 3 or points.shape[:count] != batch:
