@@ -114,8 +114,8 @@ WEIGHTS = [torch.zeros(7, 5), torch.zeros(3, 7)]
 WORDS, CELLS = ops.pack_occupancy(torch.ones(3, 4, 5, dtype=torch.bool))
 # A row of the table of contracts, the argument that is wrong, its value, and what the message says.
 REFUSALS = [
-    ("sample_trilinear", "grid", torch.zeros(2, 2, 2), r"\(\*, \*, \*, \*\), got \(2, 2, 2\)"),
-    ("sample_trilinear", "grid", torch.zeros(1, 1, 2, 2, 2, 3), r"\(\*, \*, \*, \*\)"),
+    ("sample_trilinear", "grid", torch.zeros(2, 2, 2), r"\(X, Y, Z, C\), got \(2, 2, 2\)"),
+    ("sample_trilinear", "grid", torch.zeros(1, 1, 2, 2, 2, 3), r"\(X, Y, Z, C\)"),
     ("sample_trilinear", "grid", torch.zeros(0, 2, 2, 3), "vertices"),
     ("sample_trilinear", "grid", torch.zeros(2, 2, 0, 3), "vertices"),
     ("sample_trilinear", "grid", torch.zeros(2, 2, 2, 3, dtype=torch.int64), "int64.*mode='nearest'"),
@@ -146,7 +146,7 @@ REFUSALS = [
         "sample_pyramid",
         "grids",
         [GRIDS[0].expand(2, 2, 2, 2, 3), GRIDS[0].expand(3, 2, 2, 2, 3)],
-        r"\[1\] .*\(2, \*, \*",
+        r"\[1\] .*\(2, X, Y, Z, C\)",
     ),
     ("sample_pyramid, sum", "grids", [GRIDS[0], torch.zeros(2, 2, 2, 4)], r"\[1\] must have 3 channels .*4"),
     ("sample_pyramid", "grids", [GRIDS[0], GRIDS[0].double()], r"\[1\] must be float32 as grids\[0\] is, got float64"),
@@ -162,7 +162,7 @@ REFUSALS = [
     ("grid_sample", "grid", torch.zeros(1, 1, 1, 5, 2), r"W_out, 3\)"),
     ("grid_sample", "mode", "bicubic", "'bicubic'"),
     ("grid_sample", "padding_mode", "wrap", "'wrap'"),
-    ("trilinear_interpolate", "feats", torch.zeros(8, 3, 4), r"\(\*, 8, \*\).*\(8, 3, 4\)"),
+    ("trilinear_interpolate", "feats", torch.zeros(8, 3, 4), r"\(N, 8, C\).*\(8, 3, 4\)"),
     ("trilinear_interpolate", "feats", torch.zeros(8, 4, 8), "shape"),
     ("trilinear_interpolate", "feats", torch.zeros(0, 8, 0, dtype=torch.int64), "float32, .*, got int64$"),
     ("trilinear_interpolate", "points", torch.zeros(8, 4), r"\(8, 3\).*\(8, 4\)"),
@@ -215,7 +215,7 @@ REFUSALS = [
     ("render_grid", "degree", 4, r"an int in 0\.\.3, got 4"),
     ("render_grid", "degree", 10**400, ""),
     ("render_grid", "grid", torch.zeros(4, 4, 4, 3), "at least 13 channels for degree 1, got 3"),
-    ("render_grid", "density_scale", -1.0, "finite and not negative, got -1.0"),
+    ("render_grid", "density_scale", -1.0, "finite and not negative, got -1"),
     *[("render_grid", "density_shift", x, "") for x in (None, math.nan)],
     ("mlp", "weights", WEIGHTS[0], "a sequence"),
     ("mlp", "weights", WEIGHTS[:1], "2 to 16 tensors, got 1"),

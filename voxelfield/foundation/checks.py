@@ -106,19 +106,6 @@ def check_float32(name: str, value: Tensor, shape: tuple[int | str, ...], other_
     check_field(name, value, shape, torch.float32, other_name, other)
 
 
-def check_rays(origins: Tensor, directions: Tensor, near: Tensor, far: Tensor, offset: Tensor | None) -> Tensor:
-    """Raises unless rays are float32 and have matching shapes; returns ``offset``, or midpoints if it is None."""
-    check_tensor("origins", origins, ("R", 3))
-    rays = origins.shape[0]
-    for name, value in {"origins": origins, "directions": directions}.items():
-        check_float32(name, value, (rays, 3), "origins", origins)
-    check_float32("near", near, (rays,), "origins", origins)
-    offset = torch.full_like(near, 0.5) if offset is None else offset
-    for name, value in {"far": far, "offset": offset}.items():
-        check_float32(name, value, (rays,), "origins", origins)
-    return offset
-
-
 def check_step(step: float) -> None:
     """Raises unless ``step`` is positive and finite in float32, the dtype of the marching kernels."""
     limits = torch.finfo(torch.float32)

@@ -62,6 +62,7 @@ from voxelfield.foundation.autograd import (
     hold_constant,
     to_record,
 )
+from voxelfield.foundation.checks import check_same_device
 from voxelfield.foundation.private_torch import (
     add_batch_dim,
     below_autograd,
@@ -247,6 +248,9 @@ class Op:
         def fake(*arguments: Any) -> Any:
             if self._check is not None:
                 self._check(*arguments)
+            (first, like), *others = self._named_tensors(arguments).items()
+            for name, x in others:
+                check_same_device(name, x, first, like)
             return named_results(*arguments)
 
         return fake

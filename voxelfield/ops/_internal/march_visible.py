@@ -10,7 +10,7 @@ from torch import Tensor
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
 from voxelfield.ops._table import declare
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
-from voxelfield.ops.marching import OccupancyBits
+from voxelfield.ops.marching import OccupancyBits, midpoints
 from voxelfield.ops.render_grid import cells_to_walk
 from voxelfield.ops.selection import MIN_WEIGHT
 
@@ -66,8 +66,7 @@ def march_visible(
     Returns:
         The samples that were kept; ``dt`` is ``step``.
     """
-    if offset is None:
-        offset = torch.full_like(near, 0.5)
+    offset = midpoints(near) if offset is None else offset
     check_capacity(capacity)
     slots, counts, sums = _march_to_slots(
         origins,
