@@ -235,7 +235,7 @@ SAMPLING = {
         reference=reference.interpolate_cells,
     ),
     "sample_in_box": Contract(
-        call=lambda **x: TABLE["sample_in_box"](**x),
+        call=lambda grid, points, aabb, padding: TABLE["sample_in_box"](grid, points, aabb, padding),
         make=lambda n: of_points(n, grid=rand(3, 2, 3, 2)) | {"aabb": BOX.double(), "padding": 1},
         reference=in_box,
     ),

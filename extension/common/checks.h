@@ -13,6 +13,9 @@ namespace voxelfield {
 
 constexpr int64_t kAny = -1;  // matches any size
 
+// The same for a dimension that messages call by a letter.
+constexpr int64_t any(char letter) { return -letter; }
+
 inline std::string device_name(const Tensor& x) {
   return x.is_cuda() ? "cuda:" + std::to_string(x.get_device_index()) : "cpu";
 }
@@ -20,7 +23,10 @@ inline std::string device_name(const Tensor& x) {
 template <typename Sizes>
 std::string describe(const Sizes& sizes) {
   std::string text = "(";
-  for (const int64_t size : sizes) text += (text.size() > 1 ? ", " : "") + (size == kAny ? "*" : std::to_string(size));
+  for (const int64_t size : sizes) {
+    text += text.size() > 1 ? ", " : "";
+    text += size >= 0 ? std::to_string(size) : std::string(1, size == kAny ? '*' : static_cast<char>(-size));
+  }
   return text + ")";
 }
 
@@ -49,7 +55,7 @@ void check_tensor(const char* name, const Tensor& x, const Shape& shape, ScalarT
                   const char* why = "") {
   const auto sizes = x.sizes();
   const bool fits = std::equal(shape.begin(), shape.end(), sizes.begin(), sizes.end(),
-                               [](int64_t wanted, int64_t size) { return wanted == kAny || wanted == size; });
+                               [](int64_t wanted, int64_t size) { return wanted < 0 || wanted == size; });
   STD_TORCH_CHECK(fits, name, " must have shape ", describe(shape), ", got ", describe(sizes));
   check_dtype(name, x, dtype, why);
   check_device(name, x, like);
@@ -104,8 +110,8 @@ inline void check_finite(const char* name, double value) {
 }
 
 inline void check_finite_not_negative(const char* name, double value) {
-  check_finite(name, value);
-  STD_TORCH_CHECK(value >= 0.0, name, " must not be negative, got ", value);
+  const double limit = static_cast<double>(std::numeric_limits<float>::max());
+  STD_TORCH_CHECK(value >= 0.0 && value <= limit, name, " must be finite and not negative, got ", value);
 }
 
 }  // namespace voxelfield

@@ -138,8 +138,8 @@ struct RenderOps {
     check_fraction("min_weight", min_weight);
     STD_TORCH_CHECK(degree >= 0 && degree <= kMaxDegree, "degree must lie in 0..3, got ", degree);
     const ScalarType dtype = any_grid.scalar_type();
-    STD_TORCH_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
-                    "grid must be float32, float16 or bfloat16, got ", dtype_name(dtype));
+    VOXELFIELD_CHECK_TYPE(dtype == ScalarType::Float || dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
+                          "grid must be float32, float16 or bfloat16, got ", dtype_name(dtype));
     const Tensor grid = checked("grid", any_grid, {kAny, kAny, kAny, kAny}, dtype, like);
     const Tensor aabb = checked("aabb_grid", any_aabb, {2, 3}, ScalarType::Float, like);
     const int64_t x = grid.size(0), y = grid.size(1), z = grid.size(2), channels = grid.size(3);

@@ -104,7 +104,7 @@ struct StencilOps {
     Grids target = checked_grids(sums, {padding, align_corners, nearest, false}, std::move(slabs));
     check_consecutive(target);
     const Points at = checked_points(values, points, false, target.points_shape());
-    const Tensor v = checked_values(values, at, values, values.dim() > 0 ? values.size(-1) : kAny);
+    const Tensor v = checked_values(values, at, values, values.dim() > 0 ? values.size(-1) : any('C'));
     STD_TORCH_CHECK(column >= 0 && column <= v.size(-1) - target.columns, "values must have ", target.columns,
                     " columns from ", column, " on, got ", v.size(-1), " columns");
     if (target.columns == 0) return;
@@ -135,8 +135,8 @@ struct StencilOps {
   }
 
   static Tensor splat_cells(const Tensor& values, const Tensor& points, bool with_gradient) {
-    const Points at = checked_points(values, points, with_gradient, {kAny, 3});
-    const int64_t channels = values.dim() > 0 ? values.size(-1) : kAny;
+    const Points at = checked_points(values, points, with_gradient, {any('N'), 3});
+    const int64_t channels = values.dim() > 0 ? values.size(-1) : any('C');
     const Tensor v = checked_values(values, at, values, channels);
     const typename Backend::Guard guard(values);
     const Cells target{{new_like(v, {at.points.size(0), kCorners, channels})}, channels};
@@ -231,7 +231,9 @@ struct StencilOps {
     }
 
     std::vector<int64_t> points_shape() const {
-      return batch.has_value() ? std::vector<int64_t>{*batch, kAny, 3} : std::vector<int64_t>{kAny, 3};
+      std::vector<int64_t> shape{any('N'), 3};
+      if (batch.has_value()) shape.insert(shape.begin(), *batch);
+      return shape;
     }
 
     // Levels without channels or planes have no memory, so they are omitted if memory has been allocated.
@@ -344,7 +346,8 @@ struct StencilOps {
   static Grids checked_grids(const std::vector<Tensor>& grids, const Lookup& lookup, std::vector<int64_t> slabs = {}) {
     STD_TORCH_CHECK(!grids.empty(), "grids must be 1 to ", kMaxLevels, " tensors, got 0");
     const Tensor& first = grids[0];
-    std::vector<int64_t> shape(first.dim() == 5 ? 5 : 4, kAny);
+    std::vector<int64_t> shape{any('X'), any('Y'), any('Z'), any('C')};
+    if (first.dim() == 5) shape.insert(shape.begin(), any('B'));
     Shapes shapes;
     for (size_t i = 0; i < grids.size(); ++i) {
       const std::string name = Grids::name_of(i, grids.size());
@@ -392,7 +395,7 @@ struct StencilOps {
 
   static Cells checked_cells(const Tensor& feats) {
     check_floating("feats", feats);
-    return {{checked("feats", feats, {kAny, kCorners, kAny}, feats.scalar_type(), feats)}, feats.size(2)};
+    return {{checked("feats", feats, {any('N'), kCorners, any('C')}, feats.scalar_type(), feats)}, feats.size(2)};
   }
 };
 

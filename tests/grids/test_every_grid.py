@@ -836,12 +836,8 @@ def test_activation_checkpointing(device, kind, reentrant):
         torch.testing.assert_close(level.grad, wanted.grad)
 
 
-# Autocast to bfloat16 refuses to concatenate float16.
-JOINED = ("sum of some features with copies", "sparse with copies")
-AUTOCAST = [(kind, torch.float16) for kind in KINDS] + [(kind, torch.bfloat16) for kind in KINDS if kind not in JOINED]
-
-
-@pytest.mark.parametrize(("kind", "dtype"), AUTOCAST, ids=str)
+@every_kind
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_autocast_leaves_the_dtype_alone(device, kind, dtype):
     model, points = build(kind, device), somewhere(50, device)
     with torch.autocast(device.type, dtype):

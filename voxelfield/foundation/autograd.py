@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
+from torch.compiler import is_compiling
+from torch.jit import is_tracing
 
 from voxelfield.foundation.private_torch import (
     forward_mode_level,
@@ -22,7 +24,7 @@ MaybeTensor = Tensor | None
 
 def traces_ops() -> bool:
     """Tells whether torch.compile or torch.jit is tracing; an autograd Function would hide the op from the trace."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return is_compiling() or is_tracing()
 
 
 def forward_mode_active() -> bool:
@@ -32,7 +34,18 @@ def forward_mode_active() -> bool:
 
 def needs_long_path() -> bool:
     """Tells whether ops are traced or transformed, so that the fast path to the kernel must not be used."""
-    return traces_ops() or forward_mode_active()
+    return is_compiling() or is_tracing() or functorch_active() or forward_mode_level() >= 0
+
+
+def to_record(inputs: Sequence[Any]) -> Sequence[Any] | None:
+    """Returns inputs as autograd can record them, outside of ``torch.func``; None if none of them gets a gradient."""
+    trained = False
+    for x in inputs:
+        if isinstance(x, Tensor) and x.requires_grad:
+            if is_dead_wrapper(x):
+                return unwrap_dead_wrappers(inputs)
+            trained = True
+    return inputs if trained else None
 
 
 class OpFunction(Function):
@@ -58,18 +71,8 @@ class OpFunction(Function):
         """
         if functorch_active() or forward_mode_level() >= 0:
             return cls.apply_transformed(*inputs)
-        return cls.apply_recorded(*inputs) if torch.is_grad_enabled() else cls.forward(*inputs)
-
-    @classmethod
-    def apply_recorded(cls, *inputs: Any) -> Any:
-        """Applies the Function where gradients are recorded, outside of ``torch.func`` and forward mode."""
-        trained = False
-        for x in inputs:
-            if isinstance(x, Tensor) and x.requires_grad:
-                trained = True
-                if is_dead_wrapper(x):
-                    return cls.record(*unwrap_dead_wrappers(inputs))
-        return cls.record(*inputs) if trained else cls.forward(*inputs)
+        recorded = to_record(inputs) if torch.is_grad_enabled() else None
+        return cls.forward(*inputs) if recorded is None else cls.record(*recorded)
 
     @classmethod
     def apply_transformed(cls, *inputs: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from voxelfield.foundation import constants
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError, shown
@@ -105,19 +106,6 @@ def check_float32(name: str, value: Tensor, shape: tuple[int | str, ...], other_
     check_field(name, value, shape, torch.float32, other_name, other)
 
 
-def check_rays(origins: Tensor, directions: Tensor, near: Tensor, far: Tensor, offset: Tensor | None) -> Tensor:
-    """Raises unless rays are float32 and have matching shapes; returns ``offset``, or midpoints if it is None."""
-    check_tensor("origins", origins, ("R", 3))
-    rays = origins.shape[0]
-    for name, value in {"origins": origins, "directions": directions}.items():
-        check_float32(name, value, (rays, 3), "origins", origins)
-    check_float32("near", near, (rays,), "origins", origins)
-    offset = torch.full_like(near, 0.5) if offset is None else offset
-    for name, value in {"far": far, "offset": offset}.items():
-        check_float32(name, value, (rays,), "origins", origins)
-    return offset
-
-
 def check_step(step: float) -> None:
     """Raises unless ``step`` is positive and finite in float32, the dtype of the marching kernels."""
     limits = torch.finfo(torch.float32)
@@ -172,7 +160,7 @@ def widen_positions(name: str, positions: Tensor, dtype: torch.dtype) -> Tensor:
     global _warned_of_narrow_positions
     if positions.dtype not in _NARROW:
         return positions
-    if not _warned_of_narrow_positions and not torch.compiler.is_compiling():
+    if not _warned_of_narrow_positions and not is_compiling():
         _warned_of_narrow_positions = True
         warnings.warn(
             f"{name} is {str(positions.dtype).removeprefix('torch.')} and is widened: 16-bit coordinates cannot tell "
@@ -222,7 +210,7 @@ def offsets_fit(ray_offsets: Tensor, samples: int) -> bool:
     """Tells whether offsets do not decrease and lie in 0..samples; True if their values cannot be read."""
     if not is_readable(ray_offsets):
         return True
-    if ray_offsets.shape[0] <= _FEW:
+    if ray_offsets.numel() <= _FEW:
         offsets = [0, *ray_offsets.tolist(), samples]
         return offsets == sorted(offsets)
     return torch.equal(ray_offsets, ray_offsets.clamp(0, samples).cummax(0).values)
@@ -262,7 +250,7 @@ def check_degree(name: str, degree: object) -> None:
 def is_readable(x: Tensor) -> bool:
     """Tells whether values can be read without waiting for a device."""
     # Tracers use tensor subclasses that have no values, and torch.func has wrappers without any.
-    if torch.compiler.is_compiling() or type(x) is not Tensor or not x.is_cpu:
+    if is_compiling() or type(x) is not Tensor or not x.is_cpu:
         return False
     return not (functorch_active() and is_mapped(x))
 

@@ -5,7 +5,7 @@ A torch that renames one of them breaks this module alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ __all__ = [
     "functorch_active",
     "is_dead_wrapper",
     "is_mapped",
+    "kernel_of",
     "remove_batch_dim",
     "unwrap_dead_wrappers",
 ]
@@ -38,6 +39,12 @@ is_dead_wrapper = torch._C._functorch.is_dead_tensor_wrapper  # type: ignore[att
 # Autograd's own batches of gradients reach an op at the dispatch key Batched, for which torch has no public interface.
 add_batch_dim = torch._add_batch_dim
 remove_batch_dim = torch._remove_batch_dim
+
+
+def kernel_of(overload: Any) -> Callable[..., Any]:
+    """Returns the function in C++ that an overload of an op calls from a method in Python, which takes longer."""
+    call: Callable[..., Any] = overload._op
+    return call
 
 
 def forward_mode_level() -> int:

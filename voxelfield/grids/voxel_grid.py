@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield import ops
-from voxelfield.foundation.autograd import needs_long_path
+from voxelfield.foundation.autograd import traces_ops
 from voxelfield.foundation.checks import (
     FLOATING,
     check_choice,
@@ -268,15 +268,17 @@ class VoxelGrid(Grid):
         Gives the same result as the general path with as little host work as possible: it reads the tensors from
         `_parameters` and `_buffers`, because reading a module's attributes takes as long as adding two small tensors.
         """
-        if self.working_copies is not None or type(self).to_unit is not VoxelGrid.to_unit or needs_long_path():
+        if self.working_copies is not None or type(self).to_unit is not VoxelGrid.to_unit or traces_ops():
             return None
         features: Any = self._parameters.get("features")  # a parametrized one is none
         aabb: Any = self._buffers["aabb"]
         if not (self.align_corners and isinstance(points, Tensor) and isinstance(features, Tensor)):
             return None
-        if points.dtype is not torch.float32 or features.dtype is torch.float64 or points.device != features.device:
+        if points.dtype is not torch.float32 or features.dtype is torch.float64 or points.requires_grad:
             return None
-        if points.shape[-1:] != (3,) or points.requires_grad or aabb.requires_grad:
+        if aabb.requires_grad or points.get_device() != features.get_device() or points.dim() == 0:
+            return None
+        if points.shape[-1] != 3:
             return None
         rows = points if points.dim() == 2 else points.reshape(-1, 3)
         sampled: Tensor = sample_in_box(features, rows, aabb, PADDINGS[self.padding])[0]

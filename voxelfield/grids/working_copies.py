@@ -19,7 +19,8 @@ from voxelfield import ops
 from voxelfield.foundation.autograd import needs_long_path
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.grids.sparse_grid import SparseGrid
-from voxelfield.ops._grids import Padding, grid_options, grid_stencil
+from voxelfield.ops._derivatives import PointGradient
+from voxelfield.ops._grids import Padding, grid_options, grid_stencil, joined
 from voxelfield.ops._internal.accumulate import accumulate_trilinear_
 from voxelfield.ops.pyramid import Reduction
 
@@ -76,7 +77,7 @@ class Combination:
         """Returns the gradient of the points (N, 3), given the gradient of :meth:`sample`."""
         stencil = grid_stencil(*grid_options(padding, True, "linear", self.reduce == "sum", False))
         gradients = [
-            stencil.point_gradient(_taken(values, columns), levels[part], points)
+            PointGradient.forward(_taken(values, columns), *levels[part], points, stencil)
             for part, columns in self._groups(len(levels))
         ]
         return sum(gradients[1:], start=gradients[0])
@@ -106,7 +107,7 @@ def _progressions(numbers: Sequence[int]) -> list[slice]:
 
 
 def _taken(values: Tensor, columns: list[slice]) -> Tensor:
-    return values if columns is _ALL else torch.cat([values[:, column] for column in columns], dim=1)
+    return values if columns is _ALL else joined([values[:, column] for column in columns])
 
 
 def copies_dtype(precision: str, device: torch.device) -> torch.dtype:
@@ -302,7 +303,7 @@ def sample_levels(
     sampled = [combination.sample(levels[:dense], points, padding)]
     for atlas, grid in zip(levels[dense:], sparse, strict=True):
         sampled.append(ops.sample_trilinear(atlas, grid.atlas_positions(points)))
-    return torch.cat(sampled, dim=-1) if sparse else sampled[0]
+    return joined(sampled) if sparse else sampled[0]
 
 
 class _Sample(Function):

@@ -40,10 +40,10 @@ def int64_offsets(ray_offsets: Any, name: str, values: Any) -> Any:
     know ``values`` as density.
     """
     check_dense(name, values)
-    if isinstance(ray_offsets, Tensor) and ray_offsets.layout is torch.strided and ray_offsets.ndim == values.ndim == 1:
+    if isinstance(ray_offsets, Tensor) and ray_offsets.layout is torch.strided:
         if ray_offsets.dtype is torch.int32:
             ray_offsets = ray_offsets.long()
-        if ray_offsets.dtype is torch.int64:
+        if ray_offsets.dtype is torch.int64 and ray_offsets.ndim == values.ndim == 1:
             check_order(ray_offsets, values.shape[0], name)
     return ray_offsets
 
@@ -73,10 +73,10 @@ def _check_samples(
 
 def per_sample(dt: Any, density: Any) -> Any:
     """Returns lengths (M,) if ``dt`` is one length for all samples of ``density``; raises if there is none."""
-    if dt is None:  # otherwise the densities would be taken for alphas
-        raise ArgumentTypeError("dt must be a torch.Tensor, got NoneType")
     if isinstance(dt, Tensor) and dt.dim() > 0:
         return dt
+    if dt is None:  # otherwise the densities would be taken for alphas
+        raise ArgumentTypeError("dt must be a torch.Tensor, got NoneType")
     check_tensor("density", density, ("M",))
     if isinstance(dt, Tensor):
         return dt.expand(density.shape)
@@ -157,7 +157,7 @@ class RayLight(PackedFunction):
             return RayLight.differentiate_formula(ctx.needs_input_grad, (grad,), *samples, ctx.transmittance)
         of_lengths = ctx.needs_input_grad[1]
         with below_autograd():
-            gradient = _ray_light_backward.raw(grad, *samples, ctx.transmittance, of_lengths)
+            gradient = _ray_light_backward.kernel(grad, *samples, ctx.transmittance, of_lengths)
         return *(gradient if of_lengths else (gradient, None)), None, None, None
 
     @staticmethod
@@ -206,7 +206,7 @@ class CompositeSamples(PackedFunction):
         of_distances = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
         saved = ctx.saved_tensors  # which activation checkpointing computes, with autograd
         with below_autograd():
-            gradient, of_rgb = _composite_backward.raw(*grads, *saved, ctx.min_transmittance, of_distances)
+            gradient, of_rgb = _composite_backward.kernel(*grads, *saved, ctx.min_transmittance, of_distances)
         if not of_distances:
             return gradient, of_rgb, None, None, None, None, None
         of_density, of_t, *of_dt = gradient

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from voxelfield.foundation.autograd import MaybeTensor, OpFunction, forward_mode_active
 from voxelfield.foundation.private_torch import below_autograd
-from voxelfield.ops._table import Op, declare
+from voxelfield.ops._table import TABLE, Op, declare
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -37,8 +37,16 @@ class Stencil(Protocol):
     It is a frozen dataclass.
     """
 
-    shareable: ClassVar[bool]
-    """Whether all points of one element of a batch read the same source."""
+    of_grids: ClassVar[bool]
+    """Whether the raw ops take a list of sources that all points read, instead of one with a cell for each point."""
+    gather: ClassVar[str]
+    """The name of the raw op :math:`S`."""
+    point_gradient: ClassVar[str]
+    """The name of the raw op :math:`P`."""
+
+    @property
+    def options(self) -> Sequence[Any]:
+        """The last arguments of these two ops."""
 
     @property
     def with_gradient(self) -> bool:
@@ -51,14 +59,8 @@ class Stencil(Protocol):
     def batched(self, point_dims: int) -> bool:
         """Tells whether sources and points have a leading batch dimension, given the points' number of dimensions."""
 
-    def gather(self, sources: Sequence[Tensor], points: Tensor) -> Tensor:
-        """Runs the raw op :math:`S`."""
-
     def splat(self, values: Tensor, points: Tensor, shapes: Shapes) -> tuple[Tensor, ...]:
         """Runs the raw op :math:`S^*` for sources of these shapes."""
-
-    def point_gradient(self, values: Tensor, sources: Sequence[Tensor], points: Tensor) -> Tensor:
-        """Runs the raw op :math:`P`."""
 
     def select(self, values: Tensor, shapes: Shapes, wanted: Sequence[bool]) -> Tensor:
         """Returns the columns of ``values`` that belong to the wanted sources."""
@@ -112,7 +114,7 @@ class StencilFunction(OpFunction):
         of_one = given.points.shape if dims.points is None else given.points.movedim(dims.points, 0).shape[1:]
         # Whether the mapped calls have a batch dimension themselves.
         batched = stencil.batched(len(of_one))
-        shared = bool(given.sources) and stencil.shareable and all(dim is None for dim in dims.sources)
+        shared = bool(given.sources) and stencil.of_grids and all(dim is None for dim in dims.sources)
         merges = shared or batched
         of_points = int(shared and batched)
         of_values = of_points + int(stencil.with_gradient)
@@ -155,15 +157,20 @@ class Gather(StencilFunction):
         return Named(sources=sources, points=points)
 
     @staticmethod
-    def call(*inputs: Any) -> Tensor:
+    def call(*inputs: Any) -> Any:
         *sources, points, stencil = inputs
-        gathered: Tensor = stencil.gather(sources, points)
-        return gathered
+        return TABLE[stencil.gather].raw(sources if stencil.of_grids else sources[0], points, *stencil.options)
+
+    @staticmethod
+    def forward(*inputs: Any) -> Any:  # written out, because most training steps begin with it
+        *sources, points, stencil = inputs
+        with below_autograd():
+            return TABLE[stencil.gather].kernel(sources if stencil.of_grids else sources[0], points, *stencil.options)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         *sources, points, ctx.stencil = inputs
-        ctx.shapes = tuple(source.shape for source in sources)
+        ctx.shapes = tuple([source.shape for source in sources])
         ctx.set_materialize_grads(False)
         *_, needs_points, _ = ctx.needs_input_grad
         # Only the gradient in the points reads the features. Otherwise they need not be kept alive.
@@ -205,10 +212,9 @@ class Splat(StencilFunction):
         return Named(values, points=points, shapes=shapes)
 
     @staticmethod
-    def call(*inputs: Any) -> tuple[Tensor, ...]:
+    def call(*inputs: Any) -> Any:
         values, points, shapes, stencil = inputs
-        sums: tuple[Tensor, ...] = stencil.splat(values, points, shapes)
-        return sums
+        return stencil.splat(values, points, shapes)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -255,10 +261,10 @@ class PointGradient(StencilFunction):
         return Named(values, sources, points)
 
     @staticmethod
-    def call(*inputs: Any) -> Tensor:
+    def call(*inputs: Any) -> Any:
         values, *sources, points, stencil = inputs
-        gradient: Tensor = stencil.point_gradient(values, sources, points)
-        return gradient
+        given = sources if stencil.of_grids else sources[0]
+        return TABLE[stencil.point_gradient].raw(values, given, points, *stencil.options)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -53,7 +53,9 @@ class GridStencil:
         options: The first five fields, in schema order.
     """
 
-    shareable: ClassVar[bool] = True
+    of_grids: ClassVar[bool] = True
+    gather: ClassVar[str] = "sample_trilinear"
+    point_gradient: ClassVar[str] = "point_gradient_trilinear"
 
     padding: int
     align_corners: bool
@@ -72,11 +74,6 @@ class GridStencil:
         """Tells whether there is a batch dimension."""
         return point_dims == 3
 
-    def gather(self, sources: Sequence[Tensor], points: Tensor) -> Tensor:
-        """Samples ``sources`` at ``points``."""
-        sampled: Tensor = sample_lookup.raw(sources, points, *self.options)
-        return sampled
-
     def splat(self, values: Tensor, points: Tensor, shapes: Shapes) -> tuple[Tensor, ...]:
         """Adds ``values`` up in grids of ``shapes``."""
         periodic = self.padding == _PERIODIC
@@ -93,17 +90,21 @@ class GridStencil:
         sums: list[Tensor] = _splat.raw(values, points, sizes, *options, method)
         return tuple(_opened(total).to(dtype) for total in sums) if periodic else tuple(sums)
 
-    def point_gradient(self, values: Tensor, sources: Sequence[Tensor], points: Tensor) -> Tensor:
-        """Returns the gradient in the points."""
-        gradient: Tensor = _point_gradient.raw(values, sources, points, *self.options)
-        return gradient
-
     def select(self, values: Tensor, shapes: Shapes, wanted: Sequence[bool]) -> Tensor:
         """Returns the columns of some levels."""
         if self.sum:
             return values
         columns = values.split([shape[-1] for shape in shapes], dim=-1)
-        return torch.cat(list(itertools.compress(columns, wanted)), dim=-1)
+        return joined(list(itertools.compress(columns, wanted)))
+
+
+def joined(features: Sequence[Tensor]) -> Tensor:
+    """Concatenates features of one dtype, which autocast would refuse for the 16-bit dtype that it does not cast to."""
+    device_type = "cuda" if features[0].is_cuda else "cpu"
+    if not torch.is_autocast_enabled(device_type):
+        return torch.cat(list(features), dim=-1)
+    with torch.autocast(device_type, enabled=False):
+        return torch.cat(list(features), dim=-1)
 
 
 def _opened(closed: Tensor) -> Tensor:
@@ -130,21 +131,9 @@ def grid_options(
 
 
 class SampleInBox(OpFunction):
-    """Samples one grid at world positions.
-
-    Returns the values, and where the points lie in the unit cube. Where positions or the box get a gradient, and in a
-    transform, the positions are moved to the cube before.
-    """
+    """Samples one grid at world positions; returns the values, and where the points lie in the unit cube."""
 
     forward = run_raw("sample_in_box")
-
-    @classmethod
-    def apply_recorded(cls, *inputs: Any) -> Any:
-        """See :class:`OpFunction`."""
-        _, points, aabb, _ = inputs
-        if points.requires_grad or aabb.requires_grad:
-            return cls.apply_transformed(*inputs)
-        return super().apply_recorded(*inputs)
 
     @classmethod
     def apply_transformed(cls, *inputs: Any) -> tuple[Tensor, Tensor]:
@@ -155,19 +144,29 @@ class SampleInBox(OpFunction):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        grid, *_, padding = inputs
+        grid, _, aabb, padding = inputs
         ctx.shape, ctx.stencil = grid.shape, grid_stencil(padding, True, False, False, False)
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1])
+        if any(ctx.needs_input_grad[1:3]):
+            ctx.save_for_backward(output[1], grid, aabb)
+        else:
+            ctx.mark_non_differentiable(output[1])
+            ctx.save_for_backward(output[1])
 
     @staticmethod
-    def backward(ctx: Any, grad: MaybeTensor, _: None) -> tuple[MaybeTensor, None, None, None]:
-        if grad is None:
-            return None, None, None, None
-        (unit,) = ctx.saved_tensors
-        (summed,) = Splat.apply(grad, unit, (ctx.shape,), ctx.stencil)
-        return summed, None, None, None
+    def backward(ctx: Any, grad: MaybeTensor, grad_unit: MaybeTensor) -> tuple[MaybeTensor, ...]:
+        of_grid, of_points, of_aabb = None, None, None
+        unit, *others = ctx.saved_tensors
+        if grad is not None and ctx.needs_input_grad[0]:
+            (of_grid,) = Splat.apply(grad, unit, (ctx.shape,), ctx.stencil)
+        if others and (grad is not None or grad_unit is not None):
+            grid, (low, high) = others
+            of_unit = torch.zeros_like(unit) if grad_unit is None else grad_unit
+            if grad is not None:
+                of_unit = of_unit + PointGradient.apply(grad, grid, unit, ctx.stencil)
+            of_points = of_unit / (high - low)
+            of_aabb = torch.stack(((of_points * (unit - 1)).sum(0), -(of_points * unit).sum(0)))
+        return of_grid, of_points, of_aabb, None
 
 
 def shared_grid(grids: Tensor) -> Tensor | None:
@@ -200,18 +199,9 @@ def shared_grid(grids: Tensor) -> Tensor | None:
     return base.as_strided(one.shape, one.stride(), one.storage_offset())
 
 
-def sample_grids(
-    grids: Sequence[Tensor],
-    points: Tensor,
-    add: bool,
-    padding: str,
-    align_corners: bool,
-    mode: str,
-    with_gradient: bool,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Samples grids at rows of points, as the public functions promise."""
-    sampled: Tensor = sample_lookup(grids, points, *grid_options(padding, align_corners, mode, add, with_gradient))
-    return (sampled[0], sampled[1:].movedim(0, -1)) if with_gradient else sampled
+def value_and_gradient(sampled: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the two parts of what is sampled with gradient."""
+    return sampled[0], sampled[1:].movedim(0, -1)
 
 
 def _check_lookup(grids: Sequence[Tensor], points: Tensor, nearest: bool, sum: bool) -> None:
@@ -290,7 +280,7 @@ _splat = declare(
     unpack=list,
     batching=_map_splat,
 )
-_point_gradient = declare_lookup(
+declare_lookup(
     "point_gradient_trilinear",
     PointGradient,
     lambda values, grids, points, *options: (values, *grids, points, grid_stencil(*options)),

@@ -34,9 +34,9 @@ The schema itself is in ``extension/module/library.cpp`` and is read from there;
 - ``public``: the name of the public function, for errors. Without it, that is the name of the op, or of the op of which
   it is the backward.
 
-A row is called with the arguments of the op, in the order of the schema or by name: it loads the kernels and
-differentiates as declared in every situation (recorded, ``torch.func``, forward mode, traced by a compiler), and turns
-errors of C++ into those of Python.
+A row is called with the arguments of the op, in the order of the schema: it loads the kernels, differentiates as
+declared in every situation (recorded, ``torch.func``, forward mode, traced by a compiler), and turns errors of C++ into
+those of Python.
 :data:`TABLE` has all rows by name, once :mod:`voxelfield.ops` and the modules in ``_internal`` are imported.
 """
 
@@ -51,7 +51,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 from torch.jit import is_tracing
 
@@ -60,12 +60,15 @@ from voxelfield.foundation.autograd import (
     MaybeTensor,
     OpFunction,
     hold_constant,
+    to_record,
 )
+from voxelfield.foundation.checks import check_same_device
 from voxelfield.foundation.private_torch import (
     add_batch_dim,
     below_autograd,
     forward_mode_level,
     functorch_active,
+    kernel_of,
     remove_batch_dim,
 )
 from voxelfield.ops._errors import explain
@@ -87,6 +90,10 @@ def declare(name: str, results: Callable[..., Any] | None = None, **row: Any) ->
     return op
 
 
+def _run_unloaded(*_: Any) -> None:
+    raise RuntimeError("the kernels of an op must be loaded before it runs")
+
+
 @dataclass(eq=False)
 class Op:
     """One row of the table; the module's docstring has its first fields, which a declaration sets.
@@ -95,6 +102,7 @@ class Op:
 
     Attributes:
         raw: The overload of the raw op, ``torch.ops.voxelfield.NAME.default``.
+        kernel: The same for eager calls, which takes less time on the host.
         derivative: Its kind: ``"gradients"``, ``"last"``, ``"function"`` or ``"none"``.
         arguments: The names of all arguments, in the order of the schema.
         tensors: The names of those that are tensors or lists of tensors.
@@ -116,14 +124,13 @@ class Op:
     public: str = ""
 
     raw: Any = field(default=None, init=False)
+    kernel: Callable[..., Any] = field(default=_run_unloaded, init=False)
     arguments: tuple[str, ...] = field(default=(), init=False)
     tensors: tuple[str, ...] = field(default=(), init=False)
     written: tuple[int, ...] = field(default=(), init=False)
     outputs: tuple[str, ...] = field(default=(), init=False)
     _kinds: tuple[str, ...] = field(default=(), init=False)
-    _first: int = field(default=0, init=False)
     _apply: Callable[..., Any] | None = field(default=None, init=False)
-    _record: Callable[..., Any] | None = field(default=None, init=False)
     _check: Callable[..., None] | None = field(default=None, init=False)
 
     derivative: str = field(default="none", init=False)
@@ -135,18 +142,17 @@ class Op:
     def register(self) -> None:
         """Reads the schema, and registers shapes, derivative, batching rule and version counters with torch."""
         self.raw = getattr(torch.ops.voxelfield, self.name).default
-        schema = self.raw._schema
+        self.kernel, schema = kernel_of(self.raw), self.raw._schema
         self.arguments = tuple(x.name for x in schema.arguments)
         self.outputs = tuple(x.name for x in schema.returns)
         self._kinds = tuple(str(x.type) for x in schema.arguments)
         self.tensors = tuple(name for name, kind in zip(self.arguments, self._kinds, strict=True) if "Tensor" in kind)
-        self._first = self._kinds.index("Tensor") if "Tensor" in self._kinds else 0
         self.written = tuple(i for i, x in enumerate(schema.arguments) if x.alias_info and x.alias_info.is_write)
         self._check = None if self.check is None else self._by_name(self.check)
         if self.derivative in ("gradients", "last"):
             _make_function(self)
         if self.function is not None:
-            self._apply, self._record = map(self._of_arguments, (self.function.apply, self.function.apply_recorded))
+            self._apply = self._of_arguments(self.function.apply)
         if self.results is not None:
             torch.library.register_fake(f"voxelfield::{self.name}", self._make_fake(self.results))
         elif not self.outputs:
@@ -159,35 +165,28 @@ class Op:
             _fragment.impl(self.name, self._run_and_raise_versions, "ADInplaceOrView")
         torch.library.register_vmap(f"voxelfield::{self.name}", self._map, lib=_fragment)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: Any) -> Any:
         """Runs the op in any situation."""
-        if named:
-            arguments = self._in_order(arguments, named)
         try:
             if is_compiling() or is_tracing():
                 return self._run_traced(arguments)
-            first = arguments[self._first]
-            if (first.device if isinstance(first, Tensor) else _device(arguments)) not in _served:
-                _serve(arguments)
-            if self.written:
-                with torch.no_grad():
-                    return self.raw(*arguments)
             if functorch_active() or forward_mode_level() >= 0:
                 return self._run_transformed(arguments)
-            if self._record is not None and torch.is_grad_enabled():
-                return self._record(*arguments)
+            if self.function is not None and is_grad_enabled():
+                inputs = arguments if self.inputs is None else self.inputs(*arguments)
+                if (recorded := to_record(inputs)) is not None:
+                    result = self.function.record(*recorded)
+                    return result if self.unpack is None else self.unpack(result)
+            elif self.written:
+                return self._run_and_raise_versions(*arguments)
             with below_autograd():
-                return self.raw(*arguments)
+                return self.kernel(*arguments)
         except RuntimeError as error:
+            # To ask before every call whether the kernels for its device are loaded would take longer.
+            if _serve(arguments):
+                return self(*arguments)
             explain(error, zip(self.arguments, self._kinds, arguments, strict=True), self._named_tensors(arguments))
             raise
-
-    def _in_order(self, arguments: Sequence[Any], named: dict[str, Any]) -> tuple[Any, ...]:
-        """Returns all arguments in the order of the schema."""
-        _serve((*arguments, *named.values()))
-        if {*named} != {*self.arguments[len(arguments) :]}:
-            raise TypeError(f"{self.name} must have {self.arguments}, got {len(arguments)} and {tuple(named)}")
-        return (*arguments, *[named[name] for name in self.arguments[len(arguments) :]])
 
     def _run_traced(self, arguments: Sequence[Any]) -> Any:
         """Calls the raw op, which a trace can contain, where an autograd Function would hide it."""
@@ -199,6 +198,10 @@ class Op:
 
     def _run_transformed(self, arguments: Sequence[Any]) -> Any:
         """Runs the op under ``torch.func``, or while tensors may carry tangents."""
+        _serve(arguments)
+        if self.written:
+            with torch.no_grad():
+                return self.raw(*arguments)
         if self._check is not None:
             self._check(*arguments)
         run = self.raw if self._apply is None else self._apply
@@ -245,6 +248,9 @@ class Op:
         def fake(*arguments: Any) -> Any:
             if self._check is not None:
                 self._check(*arguments)
+            (first, like), *others = self._named_tensors(arguments).items()
+            for name, x in others:
+                check_same_device(name, x, first, like)
             return named_results(*arguments)
 
         return fake
@@ -269,7 +275,7 @@ class Op:
         """Runs an op that has a derivative, which a backward pass calls, on kernels that are loaded."""
         if not torch.is_grad_enabled() and not functorch_active() and forward_mode_level() < 0:
             with below_autograd():
-                return self.raw(*arguments)
+                return self.kernel(*arguments)
         assert self._apply is not None
         return self._apply(*arguments)
 
@@ -317,7 +323,7 @@ class Op:
         Otherwise autograd would compute wrong gradients in silence from tensors that an op has overwritten since.
         """
         with below_autograd():
-            result = self.raw(*arguments)
+            result = self.kernel(*arguments)
         written = [
             x for i in self.written for x in (arguments[i] if isinstance(arguments[i], list) else [arguments[i]])
         ]
@@ -330,7 +336,7 @@ def run_raw(name: str) -> staticmethod[..., Any]:
 
     def forward(*inputs: Any) -> Any:
         with below_autograd():
-            return TABLE[name].raw(*inputs)
+            return TABLE[name].kernel(*inputs)
 
     return staticmethod(forward)
 
@@ -392,8 +398,8 @@ def _make_function(op: Op) -> None:
         def forward(*inputs: Any) -> Any:
             with below_autograd():
                 if not lists:
-                    return op.raw(*inputs)
-                result = op.raw(*inputs[:at], inputs[count:], *inputs[at:count])
+                    return op.kernel(*inputs)
+                result = op.kernel(*inputs[:at], inputs[count:], *inputs[at:count])
             return (*result[:-1], *result[-1]) if isinstance(result, tuple) and fixed > 0 else result
 
         @staticmethod
@@ -448,11 +454,14 @@ def _make_function(op: Op) -> None:
 _served: set[torch.device] = set()
 
 
-def _serve(arguments: Iterable[Any]) -> None:
-    """Loads the kernels for the device of the first tensor."""
+def _serve(arguments: Iterable[Any]) -> bool:
+    """Loads the kernels for the device of the first tensor; returns whether that was not done before."""
     device = _device(arguments)
+    if device in _served:
+        return False
     _library.ensure_loaded(device.type)
     _served.add(device)
+    return True
 
 
 def _device(values: Iterable[Any]) -> torch.device:

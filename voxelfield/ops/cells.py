@@ -59,28 +59,25 @@ def _check(feats: Tensor, points: Tensor) -> None:
 class CellStencil:
     """A :class:`voxelfield.ops._derivatives.Stencil` in which point n lies in cell n."""
 
-    shareable: ClassVar[bool] = False
+    of_grids: ClassVar[bool] = False
+    gather: ClassVar[str] = "interpolate_cells"
+    point_gradient: ClassVar[str] = "point_gradient_cells"
 
     with_gradient: bool = False
     differentiated: bool = False
+
+    @property
+    def options(self) -> tuple[bool]:
+        """The last arguments of the raw ops."""
+        return (self.with_gradient,)
 
     def batched(self, point_dims: int) -> bool:
         """Returns True, because the first dimension of cells is a batch dimension."""
         return True
 
-    def gather(self, sources: Sequence[Tensor], points: Tensor) -> Tensor:
-        """Interpolates each cell at its point."""
-        interpolated: Tensor = _interpolate.raw(*sources, points, self.with_gradient)
-        return interpolated
-
     def splat(self, values: Tensor, points: Tensor, shapes: Shapes) -> tuple[Tensor, ...]:
         """Distributes each value to the corners of its cell."""
         return (_splat.raw(values, points, self.with_gradient),)
-
-    def point_gradient(self, values: Tensor, sources: Sequence[Tensor], points: Tensor) -> Tensor:
-        """Returns the gradient with respect to the points."""
-        gradient: Tensor = _point_gradient.raw(values, *sources, points, self.with_gradient)
-        return gradient
 
     def select(self, values: Tensor, shapes: Shapes, wanted: Sequence[bool]) -> Tensor:
         """Returns all values, because there is only one source."""
@@ -122,7 +119,7 @@ _splat = declare(
     unpack=lambda sums: sums[0],
     batching=_map_splat,
 )
-_point_gradient = declare_lookup(
+declare_lookup(
     "point_gradient_cells",
     PointGradient,
     lambda values, feats, points, with_gradient: (values, feats, points, _stencil(with_gradient)),

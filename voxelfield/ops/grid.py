@@ -9,7 +9,7 @@ from torch import Tensor
 
 from voxelfield.foundation.checks import coordinate_dtype, widen_positions
 from voxelfield.foundation.errors import ArgumentValueError
-from voxelfield.ops._grids import Mode, Padding, sample_grids, shared_grid
+from voxelfield.ops._grids import Mode, Padding, grid_options, sample_lookup, shared_grid, value_and_gradient
 
 
 @overload
@@ -93,24 +93,25 @@ def sample_trilinear(
         An infinite feature yields NaN rather than infinity where its vertex also replaces a missing neighbour: at the
         last face of the grid, and with ``mode="nearest"``.
     """
-    source, rows = grid, points
-    if isinstance(grid, Tensor) and isinstance(points, Tensor) and grid.dim() in (4, 5):
-        source, rows = _as_rows(grid, points)
-    sampled = sample_grids((source,), rows, False, padding, align_corners, mode, with_gradient)
-    if rows is points or rows.shape[:-1] == points.shape[:-1]:
-        return sampled
-    lead = points.shape[:-1]
-    if isinstance(sampled, Tensor):
-        return sampled.view(*lead, sampled.shape[-1])
-    values, gradient = sampled
-    return values.view(*lead, values.shape[-1]), gradient.view(*lead, *gradient.shape[-2:])
+    source, rows = _as_rows(grid, points)
+    sampled: Tensor = sample_lookup((source,), rows, *grid_options(padding, align_corners, mode, False, with_gradient))
+    if rows is not points and rows.shape[:-1] != points.shape[:-1]:
+        sampled = sampled.view(*sampled.shape[: sampled.dim() - rows.dim()], *points.shape[:-1], sampled.shape[-1])
+    return value_and_gradient(sampled) if with_gradient else sampled
 
 
 def _as_rows(grid: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns kernel inputs: points as (N, 3), or (B, N, 3) for a batch, and one grid if a batch repeats it."""
+    """Returns kernel inputs: points as (N, 3), or (B, N, 3) for a batch, and one grid if a batch repeats it.
+
+    What are not tensors, or are no grids, are left to the checks of the kernels.
+    """
+    if not (isinstance(grid, Tensor) and isinstance(points, Tensor) and 4 <= grid.dim() <= 5):
+        return grid, points
     wide = coordinate_dtype(grid.dtype)
-    if grid.dim() == 4 and points.dim() == 2 and points.dtype == wide and points.shape[1] == 3:
+    if grid.dim() == 4 and points.dim() == 2 and points.dtype is wide and points.shape[1] == 3:
         return grid, points  # the common case, in which nothing is to be prepared
+    if grid.layout is not torch.strided or points.layout is not torch.strided:
+        return grid, points
     batch = grid.shape[:-4]
     count = len(batch)
     if points.dim() <= count or points.shape[-1] != 3 or points.shape[:count] != batch:

@@ -8,13 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.foundation.checks import (
-    check_at_least_one,
-    check_field,
-    check_float32,
-    check_not_negative,
-    check_rays,
-)
+from voxelfield.foundation.checks import check_at_least_one
 from voxelfield.ops._packing import PackedSamples, check_capacity
 from voxelfield.ops._table import declare
 
@@ -138,17 +132,10 @@ def _count_intervals(
 ) -> tuple[tuple[Any, ...], Tensor, Tensor]:
     """Returns the arguments of the raw ops, the number of each ray's intervals, and where each ray stops."""
     origins, directions, near, far = rays
-    check_rays(origins, directions, near, far, None)
-    check_field("occupied", occupied, ("L", "X", "Y", "Z"), torch.bool, "origins", origins)
-    check_float32("aabbs", aabbs, (occupied.shape[0], 6), "origins", origins)
-    if occupied[:1].numel() == 0 and occupied.shape[0] > 0:
-        raise ValueError(f"occupied must have at least one cell in each box, got shape {tuple(occupied.shape)}")
-    check_not_negative("step", step)
-    check_not_negative("cone_angle", cone_angle)
     if max_count is not None:
         check_at_least_one("max_count", max_count)
     limit = max_count if max_count is not None else _NO_LIMIT
-    walk = (origins, directions, near, far, occupied, aabbs, float(step), float(cone_angle), limit)
+    walk = (origins, directions, near, far, occupied, aabbs, step, cone_angle, limit)
     counts, stops = _count_level_intervals(*walk)
     return walk, counts, stops
 

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from voxelfield.foundation import constants
 from voxelfield.foundation.checks import (
+    check_dense,
     check_dtype,
     check_float32,
-    check_rays,
     check_same_device,
-    check_step,
     check_tensor,
 )
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
@@ -100,18 +99,24 @@ def march_rays(
             negative.
         NotImplementedError: An argument carries a tangent of forward-mode differentiation.
     """
-    offset = check_rays(origins, directions, near, far, offset)
+    check_tensor("origins", origins, ("R", 3))
     check_float32("aabb", aabb, (2, 3), "origins", origins)
     bits = occupied if isinstance(occupied, OccupancyBits) else pack_occupancy(occupied)
     check_bits(bits)
     check_same_device("occupied", bits.words, "origins", origins)
-    check_step(step)
     check_capacity(capacity)
+    offset = midpoints(near) if offset is None else offset
     segments_per_ray = _segments_per_ray(origins.shape[0], origins.device)
     walk = (origins, directions, near, far, offset, bits.words, bits.resolution, aabb, step, segments_per_ray)
     counts, step_ranges, sums = _count_ray_samples(*walk)
     rows = int(sums.sum()) if capacity is None else capacity
     return PackedSamples(*_place_ray_samples(*walk, counts, step_ranges, sums, rows))
+
+
+def midpoints(near: Tensor) -> Tensor:
+    """Returns the offsets with which the samples of each ray lie in the middle of their steps."""
+    check_dense("near", near)
+    return torch.full_like(near, 0.5)
 
 
 def check_bits(bits: OccupancyBits) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from voxelfield.foundation import constants
 from voxelfield.foundation.autograd import MaybeTensor
-from voxelfield.foundation.checks import FLOATING, check_dtype, check_same_device, check_tensor, coordinate_dtype
+from voxelfield.foundation.checks import FLOATING, check_dtype, check_tensor, coordinate_dtype
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.ops._table import declare
 
@@ -66,7 +66,6 @@ def _check(input: Tensor, weights: list[Tensor], count: MaybeTensor) -> None:
     if count is not None:
         check_tensor("count", count, () if count.dim() == 0 else (1,))
         check_dtype("count", count, (torch.int32, torch.int64))
-        check_same_device("count", count, "input", input)
     if not 2 <= len(weights) <= constants.MAX_LAYERS:
         raise ArgumentValueError(f"weights must be 2 to {constants.MAX_LAYERS} tensors, got {len(weights)}")
     names = [f"weights[{layer}]" for layer in range(len(weights))]
@@ -83,7 +82,6 @@ def _check(input: Tensor, weights: list[Tensor], count: MaybeTensor) -> None:
             check_dtype(name, weight, (input.dtype, wide), f" for {str(input.dtype).removeprefix('torch.')} input")
         else:
             check_dtype(name, weight, (weights[0].dtype,), f" as {names[0]} is")
-        check_same_device(name, weight, "input", input)
         columns = weight.shape[0]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from voxelfield.foundation import constants
 from voxelfield.foundation.checks import as_coordinates, check_choice
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
-from voxelfield.ops._grids import Mode, Padding, sample_grids
+from voxelfield.ops._grids import Mode, Padding, grid_options, sample_lookup, value_and_gradient
 
 Reduction = Literal["concat", "sum"]
 REDUCTIONS: tuple[str, ...] = ("concat", "sum")
@@ -81,4 +81,6 @@ def sample_pyramid(
         raise ArgumentValueError(f"grids must be 1 to {constants.MAX_LEVELS} tensors, got {len(grids)}")
     check_choice("reduce", reduce, REDUCTIONS)
     points = as_coordinates(points, grids[0])
-    return sample_grids(grids, points, reduce == "sum", padding, align_corners, mode, with_gradient)
+    options = grid_options(padding, align_corners, mode, reduce == "sum", with_gradient)
+    sampled: Tensor = sample_lookup(grids, points, *options)
+    return value_and_gradient(sampled) if with_gradient else sampled

@@ -9,23 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from voxelfield.foundation.checks import (
-    check_degree,
-    check_dtype,
-    check_float32,
-    check_fraction,
-    check_rays,
-    check_same_device,
-    check_step,
-    check_tensor,
-    lies_within,
-)
-from voxelfield.foundation.errors import shown
+from voxelfield.foundation.checks import check_degree, check_dense, check_dtype, check_same_device, check_tensor
 from voxelfield.ops._table import declare
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
-from voxelfield.ops.marching import OccupancyBits, check_bits, pack_occupancy
-
-GRID_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+from voxelfield.ops.marching import OccupancyBits, check_bits, midpoints, pack_occupancy
 
 
 class RenderedRays(NamedTuple):
@@ -112,18 +99,11 @@ def render_grid(
         RuntimeError: On CUDA, a gradient is requested under ``torch.use_deterministic_algorithms(True)``: it is summed
             by atomics, in an order that changes from run to run.
     """
-    offset = check_rays(origins, directions, near, far, offset)
-    _check_field(grid, aabb_grid, density, degree, origins)
-    check_float32("aabb_occupancy", aabb_occupancy, (2, 3), "origins", origins)
+    check_degree("degree", degree)
+    if density is not None and isinstance(grid, Tensor) and grid.requires_grad and torch.is_grad_enabled():
+        raise ValueError("density must be None where grid requires a gradient: it would receive none")
     cells = cells_to_walk(occupied, "origins", origins)
-    check_step(step)
-    largest = torch.finfo(torch.float32).max
-    if not lies_within("density_scale", density_scale, 0, largest):
-        raise ValueError(f"density_scale must be finite and not negative, got {shown(density_scale)}")
-    if not lies_within("density_shift", density_shift, -largest, largest):
-        raise ValueError(f"density_shift must be finite, got {shown(density_shift)}")
-    check_fraction("min_transmittance", min_transmittance)
-    check_fraction("min_weight", min_weight)
+    offset = midpoints(near) if offset is None else offset
     rays = origins, directions, near, far, offset
     numbers = step, degree, density_scale, density_shift, min_transmittance, min_weight
     return RenderedRays(*_render_grid(*rays, *cells, aabb_occupancy, grid, density, aabb_grid, *numbers))
@@ -133,6 +113,7 @@ def cells_to_walk(
     occupied: Tensor | OccupancyBits, device_of: str, like: Tensor
 ) -> tuple[Tensor, tuple[int, int, int]]:
     """Returns bits or empty distances and their resolution; raises unless they are that, on the device of ``like``."""
+    check_dense(device_of, like)
     if isinstance(occupied, OccupancyBits):
         check_bits(occupied)
         check_same_device("occupied", occupied.words, device_of, like)
@@ -146,26 +127,6 @@ def cells_to_walk(
         return pack_occupancy(occupied)
     x, y, z = occupied.shape
     return occupied, (x, y, z)
-
-
-def _check_field(grid: Tensor, aabb_grid: Tensor, density: Tensor | None, degree: int, origins: Tensor) -> None:
-    """Raises unless the tensors of a field fit together, on the device of ``origins``."""
-    check_degree("degree", degree)
-    check_tensor("grid", grid, ("X", "Y", "Z", "C"))
-    check_dtype("grid", grid, GRID_DTYPES)
-    channels = 1 + 3 * (degree + 1) ** 2
-    if grid.shape[3] < channels:
-        raise ValueError(f"grid must have at least {channels} channels for degree {degree}, got {grid.shape[3]}")
-    if grid.numel() == 0:
-        raise ValueError(f"grid must not be empty, got shape {tuple(grid.shape)}")
-    check_same_device("grid", grid, "origins", origins)
-    check_float32("aabb_grid", aabb_grid, (2, 3), "origins", origins)
-    if density is not None:
-        check_tensor("density", density, tuple(grid.shape[:3]), " as grid has vertices")
-        check_dtype("density", density, (grid.dtype,), " as grid is")
-        check_same_device("density", density, "origins", origins)
-        if grid.requires_grad and torch.is_grad_enabled():
-            raise ValueError("density must be None where grid requires a gradient: it would receive none")
 
 
 def _alert_not_deterministic(device: torch.device) -> None:

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from voxelfield.foundation.autograd import hold_constant
-from voxelfield.foundation.checks import check_rays
 from voxelfield.ops._packing import PackedSamples
 from voxelfield.ops._table import declare
-from voxelfield.ops.marching import OccupancyBits, march_rays
+from voxelfield.ops.marching import OccupancyBits, march_rays, midpoints
 
 
 @torch.no_grad()
@@ -47,7 +46,7 @@ def march_pieces(
         The samples of the R rays; positions, distances and lengths are in warped coordinates. Distances rise along a
         ray from one piece to the next.
     """
-    offset = check_rays(origins, directions, near, far, offset)
+    offset = midpoints(near) if offset is None else offset
     (aabb,) = hold_constant("march_pieces", aabb=aabb)
     pieces = pieces_of(boxes)
     origins, directions, near, far = _cut_rays(origins, directions, near, far, offset, list(boxes), step)

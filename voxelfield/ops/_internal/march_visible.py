@@ -10,7 +10,7 @@ from torch import Tensor
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
 from voxelfield.ops._table import declare
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
-from voxelfield.ops.marching import OccupancyBits
+from voxelfield.ops.marching import OccupancyBits, midpoints
 from voxelfield.ops.render_grid import cells_to_walk
 from voxelfield.ops.selection import MIN_WEIGHT
 
@@ -76,8 +76,7 @@ def march_visible(
     Raises:
         ValueError: ``roulette`` is outside 0..1, or as for :func:`render_grid`.
     """
-    if offset is None:
-        offset = torch.full_like(near, 0.5)
+    offset = midpoints(near) if offset is None else offset
     check_capacity(capacity)
     slots, counts, sums, lengths = _march_to_slots(
         origins,
