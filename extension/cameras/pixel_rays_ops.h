@@ -47,7 +47,6 @@ struct PixelRays {
     float channel[4];
   };
 
-  // Clamps the index of a pixel to the valid range.
   VOXELFIELD_HOST_DEVICE int64_t pixel(int64_t index) const {
     return index < 0 ? 0 : (index < count ? index : count - 1);
   }

@@ -158,7 +158,6 @@ struct ColorErrors {
   }
 };
 
-// For Backend::sum: squared errors of rows.
 template <typename T>
 struct SquaredErrors {
   ColorErrors<T> errors;
@@ -175,7 +174,6 @@ struct SquaredErrors {
   VOXELFIELD_HOST_DEVICE void finish(T sum) const { *result = sum * errors.scale(); }
 };
 
-// For Backend::for_each_row.
 template <typename T>
 struct ColorErrorGradient {
   ColorErrors<T> errors;

@@ -2,7 +2,7 @@
 // Backend::render<Pieces, Values>(scene, pixels).
 #pragma once
 
-#include "cameras/camera_inputs.h"
+#include "cameras/camera.h"
 #include "fields/baked_scene.h"
 #include "rays/cut_rays_ops.h"
 #include "rays/ray_inputs.h"
@@ -75,19 +75,13 @@ struct BakedImageOps {
     const Tensor depth = new_empty(c2w, {height, width}, ScalarType::Float);
     const Tensor directions = new_empty(c2w, {height, width, 3}, ScalarType::Float);
     const CameraView view = camera.view(data_of(clip));
-    const auto render = [&](auto in_pieces, auto number) {
-      constexpr int kValues = decltype(number)::value;
-      Backend::template render<decltype(in_pieces)::value>(
-          scene, BakedPixels<kValues>{view, data_of(sums), data_of(opacity), data_of(depth), data_of(directions)});
-    };
-    const auto with_values = [&](auto in_pieces) {
-      if (count == 8) {
-        render(in_pieces, std::integral_constant<int, 8>{});
-      } else {
-        render(in_pieces, std::integral_constant<int, 16>{});
-      }
-    };
-    pieces ? with_values(std::true_type{}) : with_values(std::false_type{});
+    dispatch_flag(pieces, [&](auto in_pieces) {
+      dispatch_value<8, 16>(count, [&](auto number) {
+        Backend::template render<decltype(in_pieces)::value>(
+            scene, BakedPixels<decltype(number)::value>{view, data_of(sums), data_of(opacity), data_of(depth),
+                                                        data_of(directions)});
+      });
+    });
     return {sums, opacity, depth, directions};
   }
 

@@ -28,7 +28,6 @@ struct BakedScene {
   NestedBoxes boxes;  // used only if rays are cut into pieces
 };
 
-// The sums over the samples of a ray.
 template <int Values>
 struct BakedTotals {
   float opacity = 0.0f, depth = 0.0f;

@@ -9,11 +9,6 @@ namespace {
 // Blocks per multiprocessor. A training batch is too small to fill the device, so more would not help.
 constexpr int kListedBlocks = 4;
 
-__device__ __forceinline__ float sum_over_ray(float value, int ray_lanes) {
-  for (int step = ray_lanes / 2; step > 0; step /= 2) value += __shfl_xor_sync(kFullWarp, value, step);
-  return value;
-}
-
 // `Rays` maps the threads of a warp to rays, stores the results, and sets the number of blocks per multiprocessor: more
 // blocks hide the latency of memory, fewer leave more registers to each thread.
 template <int Width, typename scalar_t, typename Rays>
@@ -30,13 +25,12 @@ __global__ void __launch_bounds__(kRenderThreads, Rays::blocks(Width))
                      if (sample.kept) totals.add(sample.weight, sample.rgb, sample.t);
                    });
 #pragma unroll
-  for (int color = 0; color < 3; ++color) totals.rgb[color] = sum_over_ray(totals.rgb[color], plan.ray_lanes);
-  totals.opacity = sum_over_ray(totals.opacity, plan.ray_lanes);
-  totals.depth_sum = sum_over_ray(totals.depth_sum, plan.ray_lanes);
+  for (int color = 0; color < 3; ++color) totals.rgb[color] = group_sum(totals.rgb[color], plan.ray_lanes);
+  totals.opacity = group_sum(totals.opacity, plan.ray_lanes);
+  totals.depth_sum = group_sum(totals.depth_sum, plan.ray_lanes);
   if (index >= 0 && seat.ray_seat == 0) rays.store(index, totals);
 }
 
-// Adds the gradients of the staged samples to the gradient of the grid.
 template <int Width>
 __device__ __forceinline__ void scatter(float* grad_rows, int64_t channels, int degree, const WarpSeat& seat,
                                         const WarpPlan& plan, int count) {
@@ -96,7 +90,6 @@ constexpr int64_t kEnoughThreads = 1 << 16;
 constexpr int kMaxRayLanes = 8;
 constexpr int kImageRayLanes = 2;
 
-// Rays in the order in which they are stored.
 struct ListedWarps : ListedRays {
   static constexpr int blocks(int /*width*/) { return kListedBlocks; }
 

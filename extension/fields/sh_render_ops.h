@@ -3,7 +3,7 @@
 //   Backend::render_backward(scene, rays, gradients, results, grad_rows)     adds to grad_rows
 #pragma once
 
-#include "cameras/camera_inputs.h"
+#include "cameras/camera.h"
 #include "common/checks.h"
 #include "fields/sh_field.h"
 #include "rays/ray_inputs.h"
@@ -36,17 +36,13 @@ struct ListedRays {
   VOXELFIELD_HOST_DEVICE void store(int64_t index, const RayTotals<float>& totals) const { out.store(index, totals); }
 };
 
-// The rays of an image.
 struct ImageRays {
   CameraView camera;
   const float* background;
   RenderedPointers<float> out;
 
   int64_t count() const { return camera.width * camera.height; }
-  VOXELFIELD_HOST_DEVICE Ray operator[](int64_t pixel) const {
-    const int64_t y = pixel / camera.width;
-    return camera(pixel - y * camera.width, y);
-  }
+  VOXELFIELD_HOST_DEVICE Ray operator[](int64_t pixel) const { return camera[pixel]; }
   // Stores the colour over the background, and the mean depth instead of the sum.
   VOXELFIELD_HOST_DEVICE void store(int64_t pixel, RayTotals<float> totals) const {
     const float open = 1.0f - totals.opacity;

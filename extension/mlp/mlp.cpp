@@ -6,7 +6,7 @@
 
 #include "common/backend.h"
 #include "common/narrow.h"
-#include "mlp/checked_weights.h"
+#include "mlp/network_inputs.h"
 
 namespace voxelfield {
 namespace {
@@ -83,7 +83,6 @@ struct Mlp {
 
   int last() const { return static_cast<int>(weights.size()) - 1; }
 
-  // The input of each layer.
   std::vector<Tensor> entering() const {
     std::vector<Tensor> inputs{input};
     for (int l = 0; l < last(); ++l) {

@@ -272,7 +272,6 @@ struct MarchOps {
     return out;
   }
 
-  // Packs the samples in the slots.
   static PackedTensors pack_slots(const Tensor& origins, const Tensor& directions, const Tensor& near,
                                   const Tensor& far, const Tensor& offset, const Tensor& any_slots,
                                   const Tensor& counts, const Tensor& sums, double step, std::vector<double> boxes,

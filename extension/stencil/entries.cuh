@@ -15,7 +15,6 @@
 
 namespace voxelfield {
 
-// The entries of one tile.
 struct EntryList {
   int32_t start;
   int32_t count;
