@@ -1,5 +1,4 @@
-// Rays through pixels of photographs, and the host side of pixel_rays for both backends: checks, allocates, and casts
-// each ray.
+// Rays through pixels of photographs, for both backends.
 #pragma once
 
 #include "cameras/camera.h"

@@ -1,5 +1,4 @@
-// The colours of pixels from the colours of their rays, and errors of colours, for both backends: the formulas, and the
-// host side, which checks, allocates, and loops over the pixels or sums over the rows.
+// The colours of pixels from the colours of their rays, and errors of colours, for both backends.
 #pragma once
 
 #include "color/color.h"

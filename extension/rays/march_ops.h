@@ -1,5 +1,4 @@
-// The cells that rays cross, marching in two passes, and their host side for both backends: checks, allocates, and
-// calls a backend.
+// The cells that rays cross, and marching in two passes, for both backends.
 #pragma once
 
 #include "common/whole_numbers.h"

@@ -1,5 +1,4 @@
-// Compositing for both backends: the work of a thread, or of a team of threads, on its ray, and the host side, which
-// checks, allocates, and walks the rays.
+// Compositing for both backends: the work of a thread, or of a team of threads, on its ray, and the host side.
 #pragma once
 
 #include "volume/composite.h"
