@@ -13,6 +13,15 @@ namespace {
 constexpr int64_t kRaysPerTask = 64;
 constexpr int kMaxChannels = 1 + 3 * kMaxShBasis;
 
+// Zero if the stencil is empty, as in sampling.
+template <typename scalar_t>
+VOXELFIELD_HOST_DEVICE float raw_density(const ShGridView<scalar_t>& grid, const Stencil<float, int32_t>& s) {
+  if (s.empty) return 0.0f;
+  float raw = 0.0f;
+  for (int k = 0; k < kCorners; ++k) raw += s.value(k) * widen(grid.density[s.offset(k) * grid.density_stride]);
+  return raw;
+}
+
 template <typename scalar_t>
 VOXELFIELD_HOST_DEVICE void shade(const ShGridView<scalar_t>& grid, const Stencil<float, int32_t>& s,
                                   const float* basis, float* rgb) {
@@ -42,7 +51,7 @@ VOXELFIELD_HOST_DEVICE void walk_ray(const RenderScene<scalar_t>& scene, const R
   WalkedSample sample;
   while (!light.stopped() && walk.next(sample.t)) {
     const Stencil<float, int32_t> stencil = scene.grid.at(cube, sample.t);
-    sample.raw = scene.grid.raw_density(stencil);
+    sample.raw = raw_density(scene.grid, stencil);
     static_cast<EvaluatedSample<float>&>(sample) =
         light.evaluate(absorption_of_density(scene.grid.density_of(sample.raw), scene.step), true, SingleThread{});
     if (!sample.kept) continue;

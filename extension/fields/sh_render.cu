@@ -59,6 +59,20 @@ struct WarpSeat {
   }
 };
 
+// Zero if the stencil is empty, as in sampling.
+template <typename scalar_t>
+__device__ __forceinline__ float raw_density(const ShGridView<scalar_t>& grid, const Stencil<float, int32_t>& s) {
+  scalar_t corner[kCorners];
+#pragma unroll
+  for (int k = 0; k < kCorners; ++k) {
+    corner[k] = load_constant<1>(grid.density + static_cast<int64_t>(s.offset(k)) * grid.density_stride).lane[0];
+  }
+  float raw = 0.0f;
+#pragma unroll
+  for (int k = 0; k < kCorners; ++k) raw += s.value(k) * static_cast<float>(corner[k]);
+  return s.empty ? 0.0f : raw;
+}
+
 __device__ __forceinline__ void stage(StagedSample& staged, const Stencil<float, int32_t>& s, int ray) {
 #pragma unroll
   for (int k = 0; k < kCorners; ++k) staged.weight[k] = s.empty ? 0.0f : s.value(k);
@@ -161,7 +175,7 @@ __device__ __forceinline__ void walk_rays(const RenderScene<scalar_t>& scene, co
     Absorption<float> absorption{0.0f, 0.0f};
     if (found) {
       stencil = scene.grid.at(cube, sample.t);
-      sample.raw = scene.grid.raw_density(stencil);
+      sample.raw = raw_density(scene.grid, stencil);
       absorption = absorption_of_density(scene.grid.density_of(sample.raw), scene.step);
     }
     static_cast<EvaluatedSample<float>&>(sample) = light.evaluate(absorption, found, scan);

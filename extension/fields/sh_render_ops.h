@@ -14,10 +14,6 @@
 #include "stencil/trilinear.h"
 #include "volume/composite.h"
 
-#if defined(__CUDACC__)
-#include "common/vector.cuh"
-#endif
-
 namespace voxelfield {
 
 template <typename scalar_t>
@@ -34,24 +30,6 @@ struct ShGridView {
     float point[3];
     ray.point(t, point);
     return locator(point, 0);
-  }
-
-  // Zero if the stencil is empty, as in sampling.
-  VOXELFIELD_HOST_DEVICE float raw_density(const Stencil<float, int32_t>& s) const {
-    scalar_t corner[kCorners];
-    VOXELFIELD_UNROLL
-    for (int k = 0; k < kCorners; ++k) {
-      const scalar_t* const at = density + static_cast<int64_t>(s.offset(k)) * density_stride;
-#if defined(__CUDA_ARCH__)
-      corner[k] = load_constant<1>(at).lane[0];
-#else
-      corner[k] = *at;
-#endif
-    }
-    float raw = 0.0f;
-    VOXELFIELD_UNROLL
-    for (int k = 0; k < kCorners; ++k) raw += s.value(k) * static_cast<float>(corner[k]);
-    return s.empty ? 0.0f : raw;
   }
 
   VOXELFIELD_HOST_DEVICE int basis_size() const { return sh_basis_size(degree); }
