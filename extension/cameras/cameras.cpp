@@ -1,4 +1,3 @@
-// The ops of this folder on the CPU.
 #include "cameras/lens_ops.h"
 #include "cameras/pixel_rays_ops.h"
 #include "common/backend.h"

@@ -1,5 +1,4 @@
-// Host side of lens_rays and lens_points for both backends: checks, allocates, and converts points to rays or rays to
-// points.
+// lens_rays and lens_points, for both backends.
 #pragma once
 
 #include "cameras/lens.h"

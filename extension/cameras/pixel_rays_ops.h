@@ -1,5 +1,4 @@
-// Rays through pixels of photographs, and the host side of pixel_rays for both backends: checks, allocates, and casts
-// each ray.
+// Rays through pixels of photographs, for both backends.
 #pragma once
 
 #include "cameras/camera.h"
@@ -47,7 +46,6 @@ struct PixelRays {
     float channel[4];
   };
 
-  // Clamps the index of a pixel to the valid range.
   VOXELFIELD_HOST_DEVICE int64_t pixel(int64_t index) const {
     return index < 0 ? 0 : (index < count ? index : count - 1);
   }

@@ -46,7 +46,6 @@ VOXELFIELD_HOST_DEVICE void spherical_harmonics(const T* direction, int degree, 
   basis[15] = -c30 * x * (xx - T(3) * yy);
 }
 
-// Maps the output of a network or of basis functions to a colour.
 VOXELFIELD_HOST_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
 // The transfer function of sRGB (IEC 61966-2-1) in both directions, with its slope. Its linear part extends below zero,

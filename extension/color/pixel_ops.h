@@ -1,5 +1,4 @@
-// The colours of pixels from the colours of their rays, and errors of colours, for both backends: the formulas, and the
-// host side, which checks, allocates, and loops over the pixels or sums over the rows.
+// The colours of pixels from the colours of their rays, and errors of colours, for both backends.
 #pragma once
 
 #include "color/color.h"
@@ -158,7 +157,6 @@ struct ColorErrors {
   }
 };
 
-// For Backend::sum: squared errors of rows.
 template <typename T>
 struct SquaredErrors {
   ColorErrors<T> errors;
@@ -175,7 +173,6 @@ struct SquaredErrors {
   VOXELFIELD_HOST_DEVICE void finish(T sum) const { *result = sum * errors.scale(); }
 };
 
-// For Backend::for_each_row.
 template <typename T>
 struct ColorErrorGradient {
   ColorErrors<T> errors;

@@ -1,5 +1,4 @@
-// append_view for both backends: checks, allocates, and computes each row, with accesses of 16 bytes if the rows allow
-// it.
+// append_view for both backends, with accesses of 16 bytes if the rows allow it.
 #pragma once
 
 #include "color/color.h"

@@ -25,7 +25,6 @@ inline void check_cuda(cudaError_t error) {
   STD_TORCH_CHECK(error == cudaSuccess, "CUDA error: ", cudaGetErrorString(error));
 }
 
-// Returns an attribute of the current device.
 inline int device_attribute(cudaDeviceAttr attribute) {
   int device = 0, value = 0;
   check_cuda(cudaGetDevice(&device));
@@ -59,7 +58,6 @@ struct CudaBackend {
     return static_cast<unsigned>(count);
   }
 
-  // Launches a kernel on the current stream and checks the launch.
   template <typename... Parameters, typename... Arguments>
   static void launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, int shared,
                      const Arguments&... arguments) {

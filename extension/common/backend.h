@@ -51,7 +51,6 @@ inline void ask_for_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] int
 #endif
 }
 
-// Calls f(i) for every i in [begin, end).
 template <typename F>
 VOXELFIELD_MULTIVERSION void visit_range(const F& f, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) f(i);
@@ -63,7 +62,6 @@ struct CpuBackend {
     explicit Guard(const Tensor& /*like*/) {}
   };
 
-  // Calls f(i) for every i in [0, n), in parallel.
   template <typename F>
   static void for_each(int64_t n, const F& f, int64_t per_task = 1024) {
     for_each_range(n, per_task, [&](int64_t begin, int64_t end) { visit_range(f, begin, end); });

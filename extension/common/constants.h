@@ -41,7 +41,7 @@ constexpr int64_t kMaxParts = 2048;
 // The maximum number of step ranges that a walk through occupied cells stores for the second pass (rays/march_ops.h).
 constexpr int kStepRanges = 8;
 
-// A tile is 4 x 4 x 8 vertices of a grid; the shifts are log2 of these sizes (see optim/vertex_grid.h). A tile id
+// A tile is 4 x 4 x 8 vertices of a grid; the shifts are log2 of these sizes (see optim/optim_ops.h). A tile id
 // stores the position of the tile along each axis in kTileBits bits.
 constexpr int kOptimizerTileShiftXY = 2;
 constexpr int kOptimizerTileShiftZ = 3;

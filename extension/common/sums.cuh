@@ -13,6 +13,13 @@ __device__ __forceinline__ T group_sum(T value) {
   return value;
 }
 
+// The same for a group of `size` threads, a power of two.
+template <typename T>
+__device__ __forceinline__ T group_sum(T value, int size) {
+  for (int step = size / 2; step > 0; step /= 2) value += __shfl_xor_sync(kFullWarp, value, step);
+  return value;
+}
+
 // Returns the inclusive prefix sum within a group of `size` threads, a power of two. `place` is the position of the
 // thread in its group. All threads of the warp must take part.
 template <typename T>

@@ -43,7 +43,10 @@ inline ScalarType opmath_type(const Tensor& x) {
 
 template <typename T>
 constexpr ScalarType scalar_type_of() {
-  return std::is_same_v<T, double> ? ScalarType::Double : ScalarType::Float;
+  return std::is_same_v<T, double>                        ? ScalarType::Double
+         : std::is_same_v<T, torch::headeronly::Half>     ? ScalarType::Half
+         : std::is_same_v<T, torch::headeronly::BFloat16> ? ScalarType::BFloat16
+                                                          : ScalarType::Float;
 }
 
 inline Tensor as_contiguous(const Tensor& x) { return x.is_contiguous() ? x : torch::stable::contiguous(x); }
@@ -71,7 +74,6 @@ inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& shape, S
   return Tensor(result);
 }
 
-// Returns a new tensor with the dtype of `like`.
 inline Tensor new_like(const Tensor& like, const std::vector<int64_t>& shape) {
   return new_empty(like, shape, like.scalar_type());
 }

@@ -15,7 +15,6 @@ constexpr int64_t kRaysPerTask = 256;
 
 using Lanes = float[kLanes];
 
-// Rounds the numbers of all lanes to a dtype.
 template <typename scalar_t>
 VOXELFIELD_HOST_DEVICE void round_lanes(Lanes& values) {
   if constexpr (std::is_same_v<scalar_t, Half>) {
@@ -40,7 +39,7 @@ struct CpuNetwork {
 
   explicit CpuNetwork(const NetworkInputs& network) {
     for (const Tensor& own : network.weights) {
-      const Tensor rounded = torch::stable::to(torch::stable::to(own, scalar_type()), ScalarType::Float);
+      const Tensor rounded = torch::stable::to(torch::stable::to(own, scalar_type_of<scalar_t>()), ScalarType::Float);
       const float* begin = data_of(rounded);
       layers.push_back(
           {{begin, begin + rounded.numel()}, static_cast<int>(rounded.size(0)), static_cast<int>(rounded.size(1))});
@@ -56,18 +55,11 @@ struct CpuNetwork {
     return input;
   }
 
-  // Evaluates the outputs [first, end).
   VOXELFIELD_HOST_DEVICE void outputs(const Lanes* hidden, int first, int end, Lanes* out) const {
     apply<false>(layers.back(), first, end, hidden, out);
   }
 
  private:
-  static constexpr ScalarType scalar_type() {
-    return std::is_same_v<scalar_t, float>  ? ScalarType::Float
-           : std::is_same_v<scalar_t, Half> ? ScalarType::Half
-                                            : ScalarType::BFloat16;
-  }
-
   template <bool kRelu>
   VOXELFIELD_HOST_DEVICE static void apply(const Layer& layer, int first, int end, const Lanes* in, Lanes* out) {
     for (int row = first; row < end; ++row) {
@@ -222,7 +214,6 @@ VOXELFIELD_HOST_DEVICE void march_pyramid(const CpuField<scalar_t>& field, const
   }
 }
 
-// Rays in memory, with a row of slots for each ray.
 struct SlottedRays {
   static constexpr int kOutputs = 1;
   RayBatch batch;
@@ -253,8 +244,6 @@ VOXELFIELD_MULTIVERSION void march_range(const CpuField<scalar_t>& field, const 
   });
 }
 
-// The pixels of an image. The weights and the transmittance to the background sum to one, so the colour of a pixel is
-// background + sum of weight * (colour - background).
 struct PixelRays {
   static constexpr int kOutputs = kMaxGeometry;
   CameraView camera;
@@ -266,8 +255,7 @@ struct PixelRays {
 
   VOXELFIELD_HOST_DEVICE Ray operator[](int64_t pixel) const {
     for (int color = 0; color < 3; ++color) out.rgb[3 * pixel + color] = out.background[color];
-    const int64_t y = pixel / camera.width;
-    return camera(pixel - y * camera.width, y);
+    return camera[pixel];
   }
 
   VOXELFIELD_HOST_DEVICE void end(int64_t pixel, const Result& result) const {

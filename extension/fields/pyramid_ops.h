@@ -2,11 +2,11 @@
 // Backend::march(field, rays, out) or Backend::render(field, color, degree, camera, out).
 #pragma once
 
-#include "cameras/camera_inputs.h"
+#include "cameras/camera.h"
 #include "color/color.h"
 #include "fields/pyramid_plan.h"
 #include "fields/pyramid_scene.h"
-#include "mlp/pack_weights.h"
+#include "mlp/network_inputs.h"
 #include "rays/cut_rays_ops.h"
 #include "rays/segments.h"
 #include "stencil/sparse_grid_ops.h"
@@ -103,10 +103,12 @@ struct SampleSlots {
   float* lengths;  // (R, max_samples_per_ray), or null if all samples are a step long
 };
 
-// The pixels of an image.
+// The pixels of an image. The weights and the transmittance to the background sum to one, so the colour of a pixel is
+// background + sum of weight * (colour - background). Nothing needs to be added to a pixel when its ray ends.
 struct ImagePointers {
-  float *rgb, *opacity, *depth;
+  float* rgb;
   const float* background;  // (3,)
+  float *opacity, *depth;
 };
 
 template <typename Backend>
@@ -180,7 +182,7 @@ struct PyramidImageOps {
     // With nested boxes, cutting a ray clips it to the largest box, so the camera does not clip it.
     const float* clip = data_of(field.aabb);
     Backend::render(field, color, static_cast<int>(degree), camera.view(field.in_pieces() ? nullptr : clip),
-                    ImagePointers{data_of(rgb), data_of(opacity), data_of(depth), data_of(camera.background)}, c2w);
+                    ImagePointers{data_of(rgb), data_of(camera.background), data_of(opacity), data_of(depth)}, c2w);
     return {rgb, opacity, depth};
   }
 

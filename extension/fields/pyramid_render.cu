@@ -4,13 +4,6 @@
 namespace voxelfield {
 namespace {
 
-// The weights and the transmittance to the background sum to one, so the colour of a pixel is background + sum of
-// weight * (colour - background). Nothing needs to be added to a pixel when its ray ends.
-struct PixelColors {
-  float* rgb;               // (pixels, 3)
-  const float* background;  // (3,)
-};
-
 // A queue of visible samples in shared memory. Only few of the marched samples are visible, so samples are queued until
 // a warp has enough of them for the colour network. One thread adds the samples of a pixel in their order along the
 // ray, so the sum does not depend on which samples were in the queue together.
@@ -63,7 +56,7 @@ class ColorQueue {
   // Evaluates the colours of all queued samples and adds them to their pixels. `weights()` returns the weights of the
   // network.
   template <int Width, typename Weights>
-  __device__ __forceinline__ void flush(const Weights& weights, int layers, const PixelColors& pixels) {
+  __device__ __forceinline__ void flush(const Weights& weights, int layers, const ImagePointers& pixels) {
     const int lane = lane_of_warp(), quarter = lane % 4;
 #pragma unroll 1
     for (int row = 0; row < count_; row += 16) {
@@ -107,7 +100,7 @@ class ColorQueue {
     return count_ + __popc(kept & ((1u << row) - 1u));
   }
 
-  __device__ __forceinline__ void add_up(const PixelColors& pixels) const {
+  __device__ __forceinline__ void add_up(const ImagePointers& pixels) const {
     const int lane = lane_of_warp();
     // Threads without a sample get distinct negative numbers, so that they match no other thread.
     const int pixel = lane < count_ ? pixels_[lane] : -1 - lane;
@@ -145,8 +138,7 @@ struct PyramidImage {
   static constexpr int kBatch = kSquare * kSquare;
   static constexpr int kMaxIdle = 20;
   CameraView camera;
-  PixelColors colors;
-  float *opacity, *depth;
+  ImagePointers out;
   int squares_across, squares;
 
   using Result = PixelSums;
@@ -169,13 +161,12 @@ struct PyramidImage {
 
   __device__ __forceinline__ void begin(int pixel) const {
 #pragma unroll
-    for (int color = 0; color < 3; ++color)
-      colors.rgb[3 * static_cast<int64_t>(pixel) + color] = colors.background[color];
+    for (int color = 0; color < 3; ++color) out.rgb[3 * static_cast<int64_t>(pixel) + color] = out.background[color];
   }
 
   __device__ __forceinline__ void end(int pixel, const Result& result) const {
-    opacity[pixel] = result.opacity;
-    depth[pixel] = result.depth / fmaxf(result.opacity, 1e-6f);
+    out.opacity[pixel] = result.opacity;
+    out.depth[pixel] = result.depth / fmaxf(result.opacity, 1e-6f);
   }
 };
 
@@ -209,7 +200,7 @@ __global__ void __launch_bounds__(kMarchThreads, 1)
   __syncthreads();
   unsigned char* const rows = shared + weight_bytes + threadIdx.x / kWarp * (kWarpRowsBytes + kQueueBytes);
   ColorQueue queue(rows + kWarpRowsBytes);
-  const auto flush = [&] { queue.flush<Width>(color_weights, color.layers, image.colors); };
+  const auto flush = [&] { queue.flush<Width>(color_weights, color.layers, image.out); };
   march_pyramid<Width, 2>(
       scene, density, image, next_ray, rows,
       [&](const PyramidSample& sample, const Panel<2>& panel, const float* direction, auto& ray, const auto& /*team*/) {
@@ -258,7 +249,7 @@ struct CudaImage : CudaBackend {
     const auto run = [&](auto width_constant, auto in_pieces, auto sparse) {
       constexpr int kWidth = decltype(width_constant)::value;
       using Image = PyramidImage<decltype(in_pieces)::value, decltype(sparse)::value>;
-      const Image image{camera, {out.rgb, out.background}, out.opacity, out.depth, across, across * down};
+      const Image image{camera, out, across, across * down};
       const auto launch_image = [&](const auto& kernel, const uint4* packed) {
         launch_march(kernel, plan, int64_t{across} * down * image.kBatch, image.kBatch, like, scene, color_network,
                      packed, image, degree);

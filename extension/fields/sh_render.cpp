@@ -13,6 +13,7 @@ namespace {
 constexpr int64_t kRaysPerTask = 64;
 constexpr int kMaxChannels = 1 + 3 * kMaxShBasis;
 
+// Zero if the stencil is empty, as in sampling.
 template <typename scalar_t>
 VOXELFIELD_HOST_DEVICE float raw_density(const ShGridView<scalar_t>& grid, const Stencil<float, int32_t>& s) {
   if (s.empty) return 0.0f;

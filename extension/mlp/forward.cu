@@ -1,5 +1,4 @@
-// The forward pass of a multilayer perceptron on CUDA: distributes the work over warps, plans shared memory, and
-// launches the kernel.
+// The forward pass of a multilayer perceptron on CUDA.
 #include <algorithm>
 
 #include "mlp/forward.cuh"

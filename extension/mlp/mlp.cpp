@@ -6,7 +6,7 @@
 
 #include "common/backend.h"
 #include "common/narrow.h"
-#include "mlp/checked_weights.h"
+#include "mlp/network_inputs.h"
 
 namespace voxelfield {
 namespace {
@@ -25,19 +25,26 @@ VOXELFIELD_HOST_DEVICE scalar_t where(bool condition, scalar_t x) {
   return x;
 }
 
-// Replaces negative numbers by zero. NaN stays NaN.
-template <typename scalar_t>
-VOXELFIELD_MULTIVERSION void apply_relu(scalar_t* x, int64_t begin, int64_t end) {
+// With kRelu, keeps numbers where their activation is not negative, so that NaN stays NaN; otherwise where it is
+// positive, as the gradient of a ReLU.
+template <bool kRelu, typename scalar_t>
+VOXELFIELD_MULTIVERSION void mask_range(const scalar_t* activations, scalar_t* numbers, int64_t begin, int64_t end) {
   VOXELFIELD_VECTORIZE
-  for (int64_t i = begin; i < end; ++i) x[i] = where(!(widen(x[i]) < 0), x[i]);
+  for (int64_t i = begin; i < end; ++i) {
+    const auto activation = widen(activations[i]);
+    numbers[i] = where(kRelu ? !(activation < 0) : activation > 0, numbers[i]);
+  }
 }
 
-// Keeps a gradient where the output of the ReLU is positive, and sets it to zero elsewhere.
-template <typename scalar_t>
-VOXELFIELD_MULTIVERSION void keep_where_positive(const scalar_t* activation, scalar_t* gradient, int64_t begin,
-                                                 int64_t end) {
-  VOXELFIELD_VECTORIZE
-  for (int64_t i = begin; i < end; ++i) gradient[i] = where(widen(activation[i]) > 0, gradient[i]);
+template <bool kRelu>
+void mask(const Tensor& activations, Tensor& numbers) {
+  dispatch_floating(numbers.scalar_type(), "input", [&](auto zero) {
+    using scalar_t = decltype(zero);
+    const scalar_t* activation = data_of(activations);
+    scalar_t* number = data_of(numbers);
+    for_each_range(numbers.numel(), kNumbersPerTask,
+                   [&](int64_t begin, int64_t end) { mask_range<kRelu>(activation, number, begin, end); });
+  });
 }
 
 // out = a b. Calls the kernel itself, because autocast would change the dtype.
@@ -64,7 +71,7 @@ struct Mlp {
       : capacity(any_input.dim() == 2 ? any_input.size(0) : 0), used(capacity) {
     const ScalarType dtype = any_input.scalar_type();
     check_tensor("input", any_input, {kAny, kAny}, dtype, any_input);
-    dispatch_floating(dtype, "input", [](auto) {});
+    check_floating("input", any_input);
     for (const Tensor& own :
          checked_weights("weights", any_weights, any_input.size(1), kMaxWidth, kMaxLayers, any_input)) {
       VOXELFIELD_CHECK_TYPE(own.scalar_type() == dtype || own.scalar_type() == opmath_type(any_input),
@@ -83,18 +90,12 @@ struct Mlp {
 
   int last() const { return static_cast<int>(weights.size()) - 1; }
 
-  // The input of each layer.
   std::vector<Tensor> entering() const {
     std::vector<Tensor> inputs{input};
     for (int l = 0; l < last(); ++l) {
       Tensor hidden = new_like(input, {used, weights[l].size(0)});
       multiply(inputs[l], transposed(weights[l]), hidden);
-      dispatch_floating(input.scalar_type(), "input", [&](auto zero) {
-        using scalar_t = decltype(zero);
-        scalar_t* data = hidden.mutable_data_ptr<scalar_t>();
-        for_each_range(hidden.numel(), kNumbersPerTask,
-                       [&](int64_t begin, int64_t end) { apply_relu(data, begin, end); });
-      });
+      mask<true>(hidden, hidden);
       inputs.push_back(hidden);
     }
     return inputs;
@@ -125,15 +126,7 @@ std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, 
     multiply(transposed(torch::stable::to(grad, wide)), torch::stable::to(entering[l], wide), sums[l]);
     Tensor next = l > 0 ? new_like(input, {mlp.used, columns}) : first_rows(grad_input, mlp.used);
     multiply(grad, mlp.weights[l], next);
-    if (l > 0) {
-      dispatch_floating(dtype, "input", [&](auto zero) {
-        using scalar_t = decltype(zero);
-        const scalar_t* activation = entering[l].const_data_ptr<scalar_t>();
-        scalar_t* gradient = next.mutable_data_ptr<scalar_t>();
-        for_each_range(next.numel(), kNumbersPerTask,
-                       [&](int64_t begin, int64_t end) { keep_where_positive(activation, gradient, begin, end); });
-      });
-    }
+    if (l > 0) mask<false>(entering[l], next);
     grad = next;
   }
   clear_rows(grad_input, mlp.used);

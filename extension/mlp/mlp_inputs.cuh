@@ -2,7 +2,7 @@
 #pragma once
 
 #include "common/backend.cuh"
-#include "mlp/pack_weights.h"
+#include "mlp/network_inputs.h"
 #include "mlp/rows.cuh"
 
 namespace voxelfield {

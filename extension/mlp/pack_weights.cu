@@ -1,6 +1,5 @@
-// Packs the weights of a network for kernels that read them from global memory.
 #include "common/backend.cuh"
-#include "mlp/pack_weights.h"
+#include "mlp/network_inputs.h"
 #include "mlp/weights.cuh"
 
 namespace voxelfield {

@@ -29,6 +29,15 @@ STABLE_TORCH_LIBRARY_IMPL(voxelfield, CompositeExplicitAutograd, m) { m.impl("co
 
 }  // namespace voxelfield
 
+// Arguments that several ops have in common.
+#define RAYS "Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset"
+#define CELLS "Tensor occupied, int[] resolution, Tensor aabb_occupancy"
+#define CAMERA "Tensor c2w, Tensor intrinsics, Tensor? lens, int width, int height"
+#define PYRAMID "Tensor[] levels, Tensor?[] blocks, Tensor aabb, Tensor[] density_weights"
+#define SH_FIELD                                                                         \
+  "Tensor aabb_grid, float step, int degree, float density_scale, float density_shift, " \
+  "float min_transmittance, float min_weight"
+
 STABLE_TORCH_LIBRARY(voxelfield, m) {
   // Limits and layouts that Python must know, in the order of voxelfield/foundation/constants.py.
   m.def("constants() -> int[]");
@@ -42,21 +51,21 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // grid expanded over the batch is not copied. `sizes` are X, Y, Z, C of each level. method: 0 automatic, 1 atomic, 2
   // tiled, 3 tiled with a fixed order of summation.
   m.def(
-      "sample_trilinear(Tensor[] grids, Tensor points, int padding, bool align_corners, bool nearest, bool sum, "
-      "bool with_gradient) -> Tensor");
+      "sample_trilinear(Tensor[] grids, Tensor points, int padding, bool align_corners, bool nearest, bool sum, bool "
+      "with_gradient) -> Tensor");
   // sample_trilinear of one grid over the box `aabb` with aligned corners at world positions; also returns the
   // positions in the unit cube. Calling a VoxelGrid would otherwise take five ops, whose host overhead exceeds the
   // sampling time.
   m.def("sample_in_box(Tensor grid, Tensor points, Tensor aabb, int padding) -> (Tensor, Tensor)");
   m.def(
-      "splat_trilinear(Tensor values, Tensor points, int[] sizes, int padding, bool align_corners, "
-      "bool nearest, bool sum, bool with_gradient, int method) -> Tensor[]");
+      "splat_trilinear(Tensor values, Tensor points, int[] sizes, int padding, bool align_corners, bool nearest, bool "
+      "sum, bool with_gradient, int method) -> Tensor[]");
   m.def(
-      "accumulate_trilinear_(Tensor(a!)[] sums, Tensor values, Tensor points, int padding, bool align_corners, "
-      "bool nearest, int[] slabs, int column) -> ()");
+      "accumulate_trilinear_(Tensor(a!)[] sums, Tensor values, Tensor points, int padding, bool align_corners, bool "
+      "nearest, int[] slabs, int column) -> ()");
   m.def(
-      "point_gradient_trilinear(Tensor values, Tensor[] grids, Tensor points, int padding, "
-      "bool align_corners, bool nearest, bool sum, bool with_gradient) -> Tensor");
+      "point_gradient_trilinear(Tensor values, Tensor[] grids, Tensor points, int padding, bool align_corners, bool "
+      "nearest, bool sum, bool with_gradient) -> Tensor");
 
   // Sparse grids (stencil/sparse_grid.h): the positions of points of the unit cube in the atlas of stored blocks, NaN
   // if the block is not stored; and a sum over the copies of each vertex, for gradients of an atlas. If a table of
@@ -81,41 +90,34 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // Rays through pixels of images (N, H, W, 4), whose indices run over all images, `supersampling` squared per pixel:
   // origins, directions, near, far, and the pixels' colours. Without `lens`, cameras are pinhole cameras.
   m.def(
-      "pixel_rays(Tensor images, Tensor index, Tensor c2w, Tensor intrinsics, Tensor? lens, Tensor aabb, "
-      "int supersampling) -> "
-      "(Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "pixel_rays(Tensor images, Tensor index, Tensor c2w, Tensor intrinsics, Tensor? lens, Tensor aabb, int "
+      "supersampling) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // Cuts world rays by nested boxes (10 numbers, rays/cut_rays_ops.h) into 2 * count - 1 pieces in warped coordinates.
   // The pieces of a ray are contiguous, from near to far; unused pieces have near and far of 0.
-  m.def(
-      "cut_rays(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, float[] boxes, "
-      "float step) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def("cut_rays(" RAYS ", float[] boxes, float step) -> (Tensor, Tensor, Tensor, Tensor)");
 
   // Samples along rays through occupied space: first the number for each ray, then their positions, in `capacity` rows.
-  m.def(
-      "count_ray_samples(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, "
-      "Tensor occupied, int[] resolution, Tensor aabb_occupancy, float step, int segments_per_ray) -> "
-      "(Tensor, Tensor, Tensor)");
-  m.def(
-      "place_ray_samples(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, "
-      "Tensor occupied, int[] resolution, Tensor aabb_occupancy, float step, int segments_per_ray, Tensor counts, "
-      "Tensor step_ranges, Tensor sums, int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def("count_ray_samples(" RAYS ", " CELLS ", float step, int segments_per_ray) -> (Tensor, Tensor, Tensor)");
+  m.def("place_ray_samples(" RAYS ", " CELLS
+        ", float step, int segments_per_ray, Tensor counts, Tensor step_ranges, Tensor sums, int capacity) -> (Tensor, "
+        "Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // Intervals along rays through the first box (count, X, Y, Z) of several that contains their midpoint, where its cell
   // is occupied (rays/march_levels_ops.h): first the number for each ray and where it stops, then where they begin and
   // end, and their rays. aabbs: (count, 6).
   m.def(
-      "count_level_intervals(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor occupied, "
-      "Tensor aabbs, float step, float cone_angle, int max_count) -> (Tensor, Tensor)");
+      "count_level_intervals(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor occupied, Tensor "
+      "aabbs, float step, float cone_angle, int max_count) -> (Tensor, Tensor)");
   m.def(
-      "place_level_intervals(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor occupied, "
-      "Tensor aabbs, float step, float cone_angle, int max_count, Tensor ray_offsets, int samples) -> "
-      "(Tensor, Tensor, Tensor)");
+      "place_level_intervals(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor occupied, Tensor "
+      "aabbs, float step, float cone_angle, int max_count, Tensor ray_offsets, int samples) -> (Tensor, Tensor, "
+      "Tensor)");
 
   // The visible samples: first their indices and number for each ray, then copies of them, in `capacity` rows.
   m.def(
-      "count_visible_samples(Tensor density, Tensor dt, Tensor ray_offsets, float min_transmittance, "
-      "float min_weight) -> (Tensor, Tensor, Tensor)");
+      "count_visible_samples(Tensor density, Tensor dt, Tensor ray_offsets, float min_transmittance, float min_weight) "
+      "-> (Tensor, Tensor, Tensor)");
   m.def(
       "pack_visible_samples(Tensor positions, Tensor t, Tensor dt, Tensor ray_offsets, Tensor kept, Tensor counts, "
       "Tensor sums, int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
@@ -128,16 +130,16 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "ray_light(Tensor density, Tensor? dt, Tensor ray_offsets, float min_transmittance, bool transmittance) -> "
       "Tensor");
   m.def(
-      "ray_light_backward(Tensor grad, Tensor density, Tensor? dt, Tensor ray_offsets, float min_transmittance, "
-      "bool transmittance, bool of_lengths) -> Tensor");
+      "ray_light_backward(Tensor grad, Tensor density, Tensor? dt, Tensor ray_offsets, float min_transmittance, bool "
+      "transmittance, bool of_lengths) -> Tensor");
   m.def(
-      "composite(Tensor density, Tensor rgb, Tensor t, Tensor? dt, Tensor ray_offsets, float min_transmittance, "
-      "bool distortion) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "composite(Tensor density, Tensor rgb, Tensor t, Tensor? dt, Tensor ray_offsets, float min_transmittance, bool "
+      "distortion) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "composite_backward(Tensor? grad_rgb, Tensor? grad_opacity, Tensor? grad_depth_sum, Tensor? grad_weights, "
       "Tensor? grad_distortion, Tensor density, Tensor rgb, Tensor t, Tensor? dt, Tensor ray_offsets, Tensor ray_rgb, "
-      "Tensor opacity, Tensor depth_sum, Tensor distortion, float min_transmittance, bool of_distances) -> "
-      "(Tensor, Tensor)");
+      "Tensor opacity, Tensor depth_sum, Tensor distortion, float min_transmittance, bool of_distances) -> (Tensor, "
+      "Tensor)");
 
   // The sum of each ray's rows, (M, C) to (R, C), and its adjoint, which copies its ray's row to each of the M samples;
   // and the recurrence y_i = values_i + factors_i y_{i-1} along each ray, (M, C) to (M, C), from y = 0, or without
@@ -150,18 +152,18 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // rays: the mean of linear light if image values are encoded as `srgb`, otherwise the mean of the values.
   m.def("pixel_colors(Tensor rgb, Tensor opacity, Tensor background, int rays_per_pixel, bool srgb) -> Tensor");
   m.def(
-      "pixel_colors_backward(Tensor grad, Tensor rgb, Tensor opacity, Tensor background, int rays_per_pixel, "
-      "bool srgb) -> (Tensor grad_rgb, Tensor grad_opacity)");
+      "pixel_colors_backward(Tensor grad, Tensor rgb, Tensor opacity, Tensor background, int rays_per_pixel, bool "
+      "srgb) -> (Tensor grad_rgb, Tensor grad_opacity)");
 
   // Mean squared error of colours: of pixels, over pixels and channels, or with the `weights` and `ray_index` of
   // samples, over rays. Only the first `rays_kept` rays (one integer) count, and only pixels whose rays all count. For
   // samples, `rays_kept` is only the divisor of the mean.
   m.def(
-      "color_error(Tensor colors, Tensor truth, Tensor? weights, Tensor? ray_index, int rays_per_pixel, "
-      "Tensor? rays_kept) -> Tensor");
+      "color_error(Tensor colors, Tensor truth, Tensor? weights, Tensor? ray_index, int rays_per_pixel, Tensor? "
+      "rays_kept) -> Tensor");
   m.def(
-      "color_error_backward(Tensor grad, Tensor colors, Tensor truth, Tensor? weights, Tensor? ray_index, "
-      "int rays_per_pixel, Tensor? rays_kept) -> (Tensor grad_colors)");
+      "color_error_backward(Tensor grad, Tensor colors, Tensor truth, Tensor? weights, Tensor? ray_index, int "
+      "rays_per_pixel, Tensor? rays_kept) -> (Tensor grad_colors)");
 
   // Lists tiles of 4 x 4 x 8 vertices of a grid that samples in occupied cells (X, Y, Z) of the same box touch: their
   // ids into the first `count` of `ids`, in ascending order.
@@ -184,14 +186,14 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // cleared, those of all vertices.
   m.def(
       "grid_adam_(Tensor(a!)[] params, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, Tensor(d!)[] grads, "
-      "Tensor(e!)?[] working, Tensor[] lrs, Tensor[] steps, Tensor?[] tiles, Tensor?[] tile_counts, "
-      "Tensor?[] touched, Tensor?[] channel_rates, Tensor? grad_scale, Tensor? found_inf, float beta1, float beta2, "
-      "float eps, float weight_decay, float l2_penalty, bool skip_untouched, bool clear_grad) -> ()");
+      "Tensor(e!)?[] working, Tensor[] lrs, Tensor[] steps, Tensor?[] tiles, Tensor?[] tile_counts, Tensor?[] touched, "
+      "Tensor?[] channel_rates, Tensor? grad_scale, Tensor? found_inf, float beta1, float beta2, float eps, float "
+      "weight_decay, float l2_penalty, bool skip_untouched, bool clear_grad) -> ()");
 
   // Adds the gradient of a grid's total variation to `grad`, at the same vertices; `weights` (3,) of the axes.
   m.def(
-      "grid_total_variation_grad_(Tensor(a!) grad, Tensor param, Tensor weights, float delta, Tensor? tiles, "
-      "Tensor? tile_count) -> ()");
+      "grid_total_variation_grad_(Tensor(a!) grad, Tensor param, Tensor weights, float delta, Tensor? tiles, Tensor? "
+      "tile_count) -> ()");
 
   // The input of a colour network, geometry (N, G) and the spherical harmonics of each sample's viewing direction side
   // by side, and the geometry's first column, float32, from which density is made.
@@ -210,23 +212,14 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // weights times distances, and the gradient with respect to the grid. `density` (X, Y, Z) is read instead of the
   // grid's first channel, if given. `occupied` holds the words of pack_occupancy for `resolution` cells, or empty
   // distances (X', Y', Z') uint8.
-  m.def(
-      "render_grid(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
-      "int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor? density, Tensor aabb_grid, float step, "
-      "int degree, float density_scale, float density_shift, float min_transmittance, float min_weight) -> "
-      "(Tensor rgb, Tensor opacity, Tensor depth_sum)");
+  m.def("render_grid(" RAYS ", " CELLS ", Tensor grid, Tensor? density, " SH_FIELD
+        ") -> (Tensor rgb, Tensor opacity, Tensor depth_sum)");
   m.def(
       "render_grid_backward(Tensor grad_rgb, Tensor grad_opacity, Tensor grad_depth_sum, Tensor rgb, Tensor opacity, "
-      "Tensor depth_sum, Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
-      "int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor aabb_grid, float step, int degree, "
-      "float density_scale, float density_shift, float min_transmittance, float min_weight) -> (Tensor grad_grid)");
+      "Tensor depth_sum, " RAYS ", " CELLS ", Tensor grid, " SH_FIELD ") -> (Tensor grad_grid)");
   // Renders every pixel of a camera over a background: image, opacity and mean depth.
-  m.def(
-      "render_grid_image(Tensor c2w, Tensor intrinsics, Tensor? lens, int width, int height, Tensor "
-      "background, Tensor occupied, "
-      "int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor? density, Tensor aabb_grid, float step, "
-      "int degree, float density_scale, float density_shift, float min_transmittance, float min_weight) -> "
-      "(Tensor, Tensor, Tensor)");
+  m.def("render_grid_image(" CAMERA ", Tensor background, " CELLS ", Tensor grid, Tensor? density, " SH_FIELD
+        ") -> (Tensor, Tensor, Tensor)");
 
   // Visible samples of rays in a field whose density is initial * exp(network's first output): `levels` (X, Y, Z, 4)
   // are read side by side, each of them an atlas where `blocks` has its table. At most the first `max_samples_per_ray`
@@ -236,32 +229,22 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // rays up to some ray have more than `max_total_samples` samples together, the rays after it may be left out, as if
   // they had none. Samples of a weight below `roulette` are kept at random; the last result is then the lengths of all
   // samples, in slots like their distances.
-  m.def(
-      "march_to_slots(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
-      "int[] resolution, Tensor aabb_occupancy, Tensor[] levels, Tensor?[] blocks, Tensor aabb, "
-      "Tensor[] density_weights, float step, "
-      "float density_initial, float min_transmittance, float min_weight, int max_samples_per_ray, float[] boxes, "
-      "int max_total_samples, float roulette) -> (Tensor, Tensor, Tensor, Tensor)");
-  m.def(
-      "pack_slots(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor slots, "
-      "Tensor counts, Tensor sums, float step, float[] boxes, int capacity, Tensor? lengths=None) -> (Tensor, Tensor, "
-      "Tensor, Tensor, Tensor, Tensor)");
+  m.def("march_to_slots(" RAYS ", " CELLS ", " PYRAMID
+        ", float step, float density_initial, float min_transmittance, float min_weight, int max_samples_per_ray, "
+        "float[] boxes, int max_total_samples, float roulette) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def("pack_slots(" RAYS
+        ", Tensor slots, Tensor counts, Tensor sums, float step, float[] boxes, int capacity, Tensor? lengths=None) -> "
+        "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // Renders every pixel of a camera for such a field over a background: image, opacity and mean depth. A second network
   // computes the colour from the first one's outputs and the viewing direction.
-  m.def(
-      "render_pyramid_image(Tensor c2w, Tensor intrinsics, Tensor? lens, int width, int height, Tensor "
-      "background, Tensor occupied, "
-      "int[] resolution, Tensor aabb_occupancy, Tensor[] levels, Tensor?[] blocks, Tensor aabb, "
-      "Tensor[] density_weights, Tensor[] color_weights, float step, float density_initial, int degree, float "
-      "min_transmittance, "
-      "float min_weight, float[] boxes) -> (Tensor, Tensor, Tensor)");
+  m.def("render_pyramid_image(" CAMERA ", Tensor background, " CELLS ", " PYRAMID
+        ", Tensor[] color_weights, float step, float density_initial, int degree, float min_transmittance, float "
+        "min_weight, float[] boxes) -> (Tensor, Tensor, Tensor)");
   // Sums what a baked field stores over the samples of every pixel's ray: values (H, W, 8 or 16), opacity and mean
   // depth. The last result is the rays' directions.
-  m.def(
-      "render_baked_image(Tensor c2w, Tensor intrinsics, Tensor? lens, int width, int height, Tensor occupied, "
-      "int[] resolution, Tensor aabb_occupancy, Tensor log_density, Tensor values, Tensor blocks, Tensor aabb, "
-      "Tensor? clip, float step, float min_transmittance, float min_weight, float[] boxes) -> (Tensor, Tensor, "
-      "Tensor, Tensor)");
+  m.def("render_baked_image(" CAMERA ", " CELLS
+        ", Tensor log_density, Tensor values, Tensor blocks, Tensor aabb, Tensor? clip, float step, float "
+        "min_transmittance, float min_weight, float[] boxes) -> (Tensor, Tensor, Tensor, Tensor)");
   // Whether render_pyramid_image can run on the device of `like`, for hidden layers of a given width.
   m.def("pyramid_image_fits(Tensor like, int width) -> bool");
 }

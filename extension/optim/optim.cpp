@@ -92,7 +92,6 @@ bool is_touched(const float* grad, int64_t vertex, int64_t channels) {
   return std::any_of(values, values + channels, [](float x) { return x != 0.0f; });
 }
 
-// Updates each run of consecutive touched vertices in a span.
 void update_touched(const AdamLevel& level, const AdamRule& rule, const AdamStep& step, int64_t first, int64_t count,
                     int64_t visit) {
   const auto touched = [&](int64_t vertex) {

@@ -252,12 +252,14 @@ __global__ void __launch_bounds__(kThreads) total_variation_kernel(const __grid_
 // each block adds up the counts of the parts before its own to place its tiles. The list is therefore in ascending
 // order.
 struct TileParts {
-  static constexpr int64_t kMost = 2048;
+  static constexpr int64_t kMaxCount = 2048;
   int64_t length;   // tiles per part, a multiple of those of a block
   uint8_t* active;  // for each tile
   int32_t* counts;  // for each part
 
-  static int64_t length_for(int64_t tiles) { return (tiles + kMost * kThreads - 1) / (kMost * kThreads) * kThreads; }
+  static int64_t length_for(int64_t tiles) {
+    return (tiles + kMaxCount * kThreads - 1) / (kMaxCount * kThreads) * kThreads;
+  }
 };
 
 // `lanes` consecutive threads, a power of two, share a tile.
@@ -374,9 +376,11 @@ struct CudaOptim : CudaBackend {
       }
     }
     for (const auto& [kind, parts] : groups) {
-      dispatch_vector_width<4, 2, 1>(std::get<0>(kind), [&, &parts = parts](auto width) {
-        parts.front().narrow_moments ? update<width.value, BFloat16>(parts, rule)
-                                     : update<width.value, float>(parts, rule);
+      dispatch_vector_width<4, 2, 1>(std::get<0>(kind), [&, &kind = kind, &parts = parts](auto width) {
+        dispatch_flag(std::get<2>(kind), [&](auto by_channel) {
+          std::get<1>(kind) ? update<width.value, BFloat16, by_channel.value>(parts, rule)
+                            : update<width.value, float, by_channel.value>(parts, rule);
+        });
       });
     }
   }
@@ -419,14 +423,8 @@ struct CudaOptim : CudaBackend {
   }
 
  private:
-  template <int Width, typename moment_t>
-  static void update(const std::vector<AdamLevel>& parts, const AdamRule& rule) {
-    parts.front().channel_rates != nullptr ? update_with<Width, moment_t, true>(parts, rule)
-                                           : update_with<Width, moment_t, false>(parts, rule);
-  }
-
   template <int Width, typename moment_t, bool ByChannel>
-  static void update_with(const std::vector<AdamLevel>& parts, const AdamRule& rule) {
+  static void update(const std::vector<AdamLevel>& parts, const AdamRule& rule) {
     const bool skip = rule.skip_untouched;
     const auto kernel = !skip ? adam_kernel<Width, moment_t, Skipped::kNone, ByChannel>
                         : parts.front().touched.rows == nullptr

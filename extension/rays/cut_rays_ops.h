@@ -1,4 +1,4 @@
-// Cuts rays into pieces by nested boxes; the host side checks, allocates, and cuts each ray.
+// Cuts rays into pieces by nested boxes, for both backends.
 #pragma once
 
 #include "rays/nested_boxes.h"

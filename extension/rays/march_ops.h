@@ -1,5 +1,4 @@
-// The cells that rays cross, marching in two passes, and their host side for both backends: checks, allocates, and
-// calls a backend.
+// The cells that rays cross, and marching in two passes, for both backends.
 #pragma once
 
 #include "common/whole_numbers.h"
@@ -282,7 +281,6 @@ struct MarchOps {
     return out;
   }
 
-  // Packs the samples in the slots.
   static PackedTensors pack_slots(const Tensor& origins, const Tensor& directions, const Tensor& near,
                                   const Tensor& far, const Tensor& offset, const Tensor& any_slots,
                                   const Tensor& counts, const Tensor& sums, double step, std::vector<double> boxes,

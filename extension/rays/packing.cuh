@@ -181,7 +181,6 @@ __global__ void __launch_bounds__(Threads, 3) place_kernel(Packing packing, Samp
 }
 
 struct CudaPacking : CudaBackend {
-  // First pass: calls count(segment) for every segment, and sums the counts of each part.
   template <typename Count>
   static void count_segments(const SegmentParts& parts, int32_t* counts, int64_t* sums, const Count& count) {
     // Uses one thread per segment of a part, up to 256. Larger blocks would load the device less evenly.
@@ -191,8 +190,6 @@ struct CudaPacking : CudaBackend {
     });
   }
 
-  // Second pass: writes every row. The rows of rays come from samples.sample and write_rest, and all other rows are
-  // marked as rows of no ray.
   template <typename Samples>
   static void place_segments(const Packing& packing, const Samples& samples) {
     const int64_t tail = std::min((packing.capacity + kTailRows - 1) / kTailRows, kMaxTailBlocks);

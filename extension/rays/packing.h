@@ -18,7 +18,6 @@ VOXELFIELD_MULTIVERSION int64_t count_part(const SegmentParts& parts, int64_t pa
   return sum;
 }
 
-// Writes the rows of a ray.
 template <typename Samples>
 struct PlaceRay {
   const Packing& packing;
@@ -59,7 +58,6 @@ struct CpuPacking : CpuBackend {
   }
 
  private:
-  // Writes ray_offsets and rays_kept.
   static void fit_rays(const Packing& packing) {
     int64_t used = 0, kept = 0;
     bool fits = true;

@@ -5,7 +5,6 @@
 
 namespace voxelfield {
 
-// A ray by value.
 struct Ray {
   float origin[3];
   float direction[3];

@@ -237,7 +237,6 @@ class SampleWalk {
         hits_end_(next_),
         stop_(static_cast<float>(walk_.range().end)) {}
 
-  // Makes the walk end here.
   VOXELFIELD_HOST_DEVICE void end() { hits_end_ = stop_ = next_; }
 
   // Sets t to the distance of the next hit. Returns false at the end of the ray.

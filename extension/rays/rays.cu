@@ -1,4 +1,3 @@
-// The ops of this folder on CUDA.
 #include "rays/cut_rays_ops.h"
 #include "rays/march_levels_ops.h"
 #include "rays/march_ops.h"

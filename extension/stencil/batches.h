@@ -117,7 +117,6 @@ constexpr bool kConvertsRows = std::is_same_v<scalar_t, Half>;
 template <typename scalar_t>
 using row_t = std::conditional_t<kConvertsRows<scalar_t>, opmath_t<scalar_t>, scalar_t>;
 
-// Rounds contiguous sums to the dtype of the result.
 template <typename T, typename scalar_t>
 VOXELFIELD_HOST_DEVICE void round_values(const T* values, int64_t count, scalar_t* out) {
   if constexpr (kConvertsRows<scalar_t>) {

@@ -1,4 +1,4 @@
-// Lists the points that touch each tile of a grid (splat_tiled.cuh). This is the first step of summing without atomics
+// Lists the points that touch each tile of a grid (splat_tiled.cu). This is the first step of summing without atomics
 // on the grid.
 //
 // An entry is a point that touches a vertex of a tile, so a point between tiles has an entry in each of them. The first
@@ -15,7 +15,6 @@
 
 namespace voxelfield {
 
-// The entries of one tile.
 struct EntryList {
   int32_t start;
   int32_t count;

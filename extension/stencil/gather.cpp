@@ -66,7 +66,6 @@ struct CornerSlope {
   }
 };
 
-// The dot product of two rows.
 template <typename scalar_t, typename T = opmath_t<scalar_t>>
 VOXELFIELD_HOST_DEVICE T dot(const scalar_t* a, const scalar_t* b, int64_t channels) {
   T product = 0;
@@ -143,7 +142,6 @@ VOXELFIELD_HOST_DEVICE void sum_corners(const CornerSum<kAdd, kSets, Half, float
   uses_f16c ? sum_by_f16c(sum, channels) : for_each_block(channels, sum);
 }
 
-// The sums over lanes of four vectors.
 VOXELFIELD_F16C inline __m128 sum_lanes(__m128 a, __m128 b, __m128 c, __m128 d) {
   return _mm_hadd_ps(_mm_hadd_ps(a, b), _mm_hadd_ps(c, d));
 }

@@ -1,4 +1,3 @@
-// The ops on sparse grids on the CPU.
 #include "common/backend.h"
 #include "stencil/sparse_grid_ops.h"
 
@@ -8,11 +7,11 @@ namespace {
 
 struct CpuSparseGrid : CpuBackend {
   // By one thread, because vertices share the words of the table.
-  static void share_touched(const ShareTouched& share) {
-    for (int64_t vertex = 0; vertex < share.vertices; ++vertex) {
-      if (!share.any(vertex)) continue;
-      for (int32_t channel = 0; channel < share.channels; ++channel) share(vertex * share.channels + channel);
-      share.add_copies(vertex);
+  static void sum_touched(const SumTouchedDuplicates& all) {
+    for (int64_t vertex = 0; vertex < all.vertices; ++vertex) {
+      if (!all.any(vertex)) continue;
+      for (int32_t channel = 0; channel < all.channels; ++channel) all(vertex * all.channels + channel);
+      all.add_copies(vertex);
     }
   }
 };

@@ -1,5 +1,5 @@
 // Host side of the ops on sparse grids for both backends: checks, allocates, and visits each point or vertex, or calls
-// Backend::share_touched(share).
+// Backend::sum_touched(sum).
 #pragma once
 
 #include "common/checks.h"
@@ -42,7 +42,7 @@ struct PlaceInAtlas {
 };
 
 // For vertices that are stored in several blocks: replaces all copies of a vertex by their sum.
-struct ShareCopies {
+struct SumDuplicates {
   const int32_t* copies;  // rows of `sums`; the copies of a vertex are adjacent
   const int32_t* begins;  // start of each vertex in `copies`, followed by the total number of copies
   float* sums;            // (rows, channels)
@@ -70,11 +70,10 @@ struct ShareCopies {
 };
 
 // The same where a table has all vertices that are not zero. One thread takes a vertex with all its channels.
-struct ShareTouched : ShareCopies {
+struct SumTouchedDuplicates : SumDuplicates {
   TouchedTable touched;  // of the rows of `sums`; receives the copies that are written
   int64_t vertices;
 
-  // Whether the table has a copy of a vertex.
   VOXELFIELD_HOST_DEVICE bool any(int64_t vertex) const {
     const int64_t begin = begins[vertex], end = begins[vertex + 1];
     if (begin < 0 || end > count) return false;
@@ -116,9 +115,9 @@ struct SparseGridOps {
       table.rows = contiguous_data("touched", *touched, {tiles, TouchedTable::kColumns}, ScalarType::Int, sums);
     }
     if (vertices < 1 || sums.numel() == 0) return;
-    const ShareCopies share{rows, first, data, sums.numel() / channels, copies.size(0), static_cast<int32_t>(channels)};
-    if (touched.has_value()) return Backend::share_touched({share, table, vertices});
-    Backend::for_each(vertices * channels, share);
+    const SumDuplicates sum{rows, first, data, sums.numel() / channels, copies.size(0), static_cast<int32_t>(channels)};
+    if (touched.has_value()) return Backend::sum_touched({sum, table, vertices});
+    Backend::for_each(vertices * channels, sum);
   }
 
   static void implement(Library& m) {

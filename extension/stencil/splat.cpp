@@ -30,7 +30,6 @@ struct SortedPoints {
   std::vector<int64_t> start;               // start of each column, and the end of the last one
 };
 
-// The columns of cells that contain a batch of points.
 struct CellColumns {
   int32_t x[kPointsPerBatch], y[kPointsPerBatch];
   int32_t empty[kPointsPerBatch];

@@ -157,7 +157,6 @@ void launch_atomic(const Levels<Locator, T>& levels, const SplatInput<scalar_t, 
   });
 }
 
-// Adds to the data of the levels with atomics.
 template <int kSets, typename scalar_t, typename Locator, typename T>
 void splat_atomic(const Levels<Locator, T>& levels, const SplatInput<scalar_t, kSets>& input) {
   Levels<Locator, T> dense(levels.columns);

@@ -380,7 +380,6 @@ struct StencilOps {
                     "padding must be 4 for sums of periodic grids, which need a further vertex along each axis, got 3");
   }
 
-  // Replaces the shapes of slabs by those of their grids.
   static void replace_planes(const std::vector<int64_t>& slabs, Shapes& shapes) {
     STD_TORCH_CHECK(shapes[0].size() == 4, "slabs must be empty for a batch of grids, got ", slabs.size(), " numbers");
     STD_TORCH_CHECK(slabs.size() == 2 * shapes.size(), "slabs must be two numbers for each of ", shapes.size(),

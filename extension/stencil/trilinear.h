@@ -183,7 +183,6 @@ struct GridLocator {
     return {{resolution[0], resolution[1], resolution[2]}, padding, channels, 0, true, false};
   }
 
-  // The planes that are in memory.
   Planes planes() const { return {0, resolution[0]}; }
 
   bool is_periodic() const { return padding == Padding::kPeriodic || padding == Padding::kPeriodicClosed; }

@@ -131,7 +131,6 @@ class BlockLight {
     return true;
   }
 
-  // Whether the current block holds the whole ray.
   VOXELFIELD_HOST_DEVICE bool holds_ray() const { return count == span_.end - span_.begin; }
 
   // The samples behind the blocks so far.
@@ -143,7 +142,6 @@ class BlockLight {
   T passed_ = 0;  // optical depth, or for alphas transmittance, of the blocks so far
   bool ended_ = false;
 
-  // Computes the transmittance and opacity of the samples of the block.
   VOXELFIELD_HOST_DEVICE void absorb(const Samples& samples) {
     const T* density = samples.density + begin;
     if constexpr (Samples::kAlphas) {
@@ -178,7 +176,6 @@ class BlockLight {
   }
 };
 
-// What a thread needs for its rays.
 template <typename Samples>
 struct BlockWork {
   using T = typename Samples::value_t;
@@ -266,7 +263,6 @@ VOXELFIELD_HOST_DEVICE void store_row_products(const BlockBuffer<T>& weight, con
   }
 }
 
-// Clears the samples of the block that the ray does not reach.
 template <typename Job, typename Samples>
 VOXELFIELD_HOST_DEVICE void clear_unreached(const Job& job, const BlockLight<Samples>& light) {
   for (int64_t k = light.reached; k < light.count; ++k) job.clear(light.begin + k);
@@ -510,7 +506,6 @@ VOXELFIELD_MULTIVERSION int32_t find_visible(const Samples& samples, const RaySp
   return count;
 }
 
-// Processes rays [begin, end).
 template <typename Samples, template <typename> class Job>
 VOXELFIELD_MULTIVERSION void process_rays(const Job<Samples>& job, int64_t begin, int64_t end) {
   BlockWork<Samples> work;

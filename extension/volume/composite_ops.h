@@ -1,14 +1,13 @@
-// Compositing for both backends: the work of a thread, or of a team of threads, on its ray, and the host side, which
-// checks, allocates, and walks the rays.
+// Compositing for both backends: the work of a thread, or of a team of threads, on its ray, and the host side.
 #pragma once
 
 #include "volume/composite.h"
 
 namespace voxelfield {
 
-// Transmittances or weights.
 template <typename Samples>
 struct LightWalk {
+  using Job = LightWalk;
   using T = typename Samples::value_t;
 
   Samples samples;
@@ -27,6 +26,7 @@ struct LightWalk {
 
 template <typename Samples>
 struct LightGradientWalk {
+  using Job = LightGradientWalk;
   using T = typename Samples::value_t;
 
   Samples samples;
@@ -70,7 +70,6 @@ template <typename X>
 struct CompositeValues {
   X rgb, opacity, depth_sum, weights, distortion;
 
-  // Converts tensors to pointers.
   template <typename Y>
   operator CompositeValues<Y>() const {
     return {data_of(rgb), data_of(opacity), data_of(depth_sum), data_of(weights), data_of(distortion)};
@@ -79,6 +78,7 @@ struct CompositeValues {
 
 template <typename Samples>
 struct CompositeJob {
+  using Job = CompositeJob;
   using T = typename Samples::value_t;
 
   Samples samples;
@@ -177,6 +177,7 @@ VOXELFIELD_HOST_DEVICE RayTotals<T> totals_of(const CompositeValues<const T*>& v
 
 template <typename Samples>
 struct CompositeGradientJob {
+  using Job = CompositeGradientJob;
   using T = typename Samples::value_t;
 
   Samples samples;

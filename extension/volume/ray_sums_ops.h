@@ -153,7 +153,6 @@ struct RaySpread {
 
 template <typename Backend>
 struct RaySumsOps {
-  // (M, C) -> (R, C): the sum of the rows of each ray, in order.
   static Tensor sum_along_rays(const Tensor& values, const Tensor& ray_offsets) {
     return walk<RayTotal>(values, ray_offsets, std::nullopt, false);
   }

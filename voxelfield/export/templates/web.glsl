@@ -1,4 +1,4 @@
-// One ray through a baked field, as in extension/fields/baked_scene.h, and its colour. The constants in capitals are
+// One ray through a baked field, as in extension/fields/baked_render_ops.h, and its colour. The constants in capitals are
 // written above by web_page.py. Axes of textures are reversed: z varies fastest in memory.
 uniform usampler3D cells;   // distances to occupied cells
 uniform isampler3D blocks;  // where each block is in the atlas, 10 bits per axis; -1 if not stored
