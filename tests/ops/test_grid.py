@@ -618,7 +618,7 @@ RAW_MISTAKES = [
     ("sample_trilinear", ([], POINTS, *PLAIN), SEVERAL + "0"),
     ("sample_trilinear", ([GRIDS] * 17, POINTS, *PLAIN), SEVERAL + "17"),
     ("sample_trilinear", ([GRIDS, GRIDS.double()], POINTS, *PLAIN), "grids[1] must be float32 as grids[0] is, got f"),
-    ("sample_trilinear", ([GRIDS[0]], POINTS, *PLAIN), "points must have shape (*, 3), got (1, 5, 3)"),
+    ("sample_trilinear", ([GRIDS[0]], POINTS, *PLAIN), "points must have shape (N, 3), got (1, 5, 3)"),
     ("sample_trilinear", ([GRIDS[:, :, :0]], POINTS, *PLAIN), f"grid {VERTICES} shape (1, 2, 0, 2, 3)"),
     ("sample_trilinear", ([GRIDS.long()], POINTS, *PLAIN), "to be interpolated, got int64: convert it"),
     ("sample_trilinear", ([GRIDS, GRIDS[..., :2]], POINTS, *ADD), "grids[1] must have 3 channels to be added to the"),
@@ -631,7 +631,7 @@ RAW_MISTAKES = [
     ("splat_trilinear", (VALUES, POINTS, [], *PLAIN, 0), "sizes must be X, Y, Z, C of each level, got 0 numbers"),
     ("splat_trilinear", (VALUES, POINTS, [2, 2, -2, 3], *PLAIN, 0), VERTICES),
     ("point_gradient_trilinear", (VALUES[..., :2], [GRIDS], POINTS, *PLAIN), "values must have shape (1, 5, 3), got"),
-    ("point_gradient_trilinear", (VALUES, [GRIDS[0]], POINTS, *PLAIN), "points must have shape (*, 3), got (1, 5, 3)"),
+    ("point_gradient_trilinear", (VALUES, [GRIDS[0]], POINTS, *PLAIN), "points must have shape (N, 3), got (1, 5, 3)"),
 ]
 
 

@@ -382,11 +382,11 @@ def test_defaults_of_models_are_those_of_their_files_and_build(name, schema):
     assert field.grid.channels == {"pyramid": 24, "sh": 28, "dense": 12}[name]
 
 
-@pytest.mark.parametrize("model", ["sh", "dense"])
-def test_samples_are_kept_at_random_where_a_kernel_marches(model):
-    assert preset("trainer=many_photographs", "model=pyramid").trainer.render.roulette > 0
-    with pytest.raises(ValueError, match=rf"^trainer\.render\.roulette must be 0 with model\.kind={model}, got 0\.5: "):
-        preset(f"model={model}", "trainer.render.roulette=0.5")
+def test_faint_samples_of_many_photographs_are_kept_at_random():
+    assert preset("trainer=many_photographs", "model=pyramid").model.roulette == 0.01
+    assert preset("trainer=few_photographs", "model=pyramid").model.roulette == 0
+    with pytest.raises(ValueError, match=r"^trainer\.roulette must lie in \[0, 1\], got 1\.5$"):
+        preset("trainer.roulette=1.5")
 
 
 def test_an_instance_is_checked_as_a_file_is():

@@ -174,8 +174,7 @@ class Model(nn.Module, Component):  # type: ignore[misc]
                 f"trainer.render.voxels_per_step must be at least {least:.3g}, so that no ray through the grid's box "
                 f"has more than {_MAX_SAMPLES} samples, got {self.sampling.voxels_per_step:g}"
             )
-        sampling = self.sampling
-        return RenderSettings(step, sampling.min_transmittance, sampling.min_weight, sampling.roulette)
+        return RenderSettings(step, self.sampling.min_transmittance, self.sampling.min_weight)
 
     @property
     def background(self) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -61,8 +61,6 @@ class ModelConfig:
         NAME = "package.module:ClassName"
 
     Attributes:
-        marched_by_kernel: Whether the kernel of :func:`voxelfield.ops._internal.march_visible.march_visible` places the
-            samples of the field, which ``trainer.render.roulette`` needs.
         kind: The model's name; a subclass gives it a ``Literal`` type and a default.
         environment: What rays show with the transmittance that is left behind the field: ``none``, the background of
             the trainer; ``map``, colours of directions that are learned along with the field, for captures that show
@@ -70,7 +68,6 @@ class ModelConfig:
             on the colours of many directions (:func:`voxelfield.components.environment.choose_environment`).
     """
 
-    marched_by_kernel: ClassVar[bool] = False
     kind: str
     environment: Literal["none", "map", "auto"] = "none"
 

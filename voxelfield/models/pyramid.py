@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from voxelfield.models.model import Model
 from voxelfield.models.model_config import Degree, ModelConfig
 from voxelfield.models.settings import Sampling
 from voxelfield.ops.pyramid import Reduction
+from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,8 @@ class PyramidConfig(ModelConfig):
             level, it gets blocks only where training images show something. Levels finer than all stages are left out.
         max_blocks: Largest number of blocks of the finest sparse level; a block has 512 vertices. Coarser ones get
             fewer, in proportion to the square of the resolution.
+        roulette: In training, samples of a smaller compositing weight are kept at random, in proportion to it, and
+            count the more (:class:`voxelfield.RenderSettings`).
         channels: Number of features per vertex of each level.
         init_range: Features of the coarsest level are initialised uniformly in [-init_range, init_range], to give the
             networks a varying input. Those of the other levels start at zero: if initial features vary from vertex to
@@ -70,12 +73,12 @@ class PyramidConfig(ModelConfig):
         density: Settings of the activation that maps the density network's first output to density.
     """
 
-    marched_by_kernel: ClassVar[bool] = True
     kind: Literal["pyramid"] = "pyramid"
     environment: Literal["none", "map", "auto"] = "auto"
     resolutions: list[Resolution] = field(default_factory=lambda: [16, 32, 64, 128, 256, 400])
     sparse_resolutions: list[Resolution] = field(default_factory=list)
     max_blocks: Count = 163840
+    roulette: Annotated[float, Range(0, 1)] = 0.0
     channels: FusedWidth = 4
     init_range: NotNegative = 5e-5
     width: FusedWidth = 128
@@ -152,6 +155,11 @@ class PyramidModel(Model):
         grid = super().grid
         assert isinstance(grid, VoxelPyramid)
         return grid
+
+    @property
+    def settings(self) -> RenderSettings:
+        """See :class:`Model`."""
+        return replace(super().settings, roulette=self.config.roulette)
 
     def resized(self, resolution: int, box: Tensor | None) -> Sequence[nn.Parameter]:
         """Only a new box changes the dense levels, which have the resolutions of all stages from the beginning."""

@@ -72,7 +72,6 @@ class Sampling:
         voxels_per_step: Distance between samples, in voxels.
         min_transmittance: A ray stops once its transmittance falls below this.
         min_weight: Samples with a smaller compositing weight are dropped.
-        roulette: In training, samples with a smaller weight are kept at random.
         precision: Autocast dtype of the field.
         supersampling: Number of rays along each side of a pixel of a view.
         pixel_averaging: Values that are averaged over a pixel's rays (:class:`voxelfield.FieldRenderer`).
@@ -83,7 +82,6 @@ class Sampling:
     voxels_per_step: float = 0.8
     min_transmittance: float = 1e-4
     min_weight: float = 1e-4
-    roulette: float = 0.0
     precision: torch.dtype = torch.float32
     supersampling: int = 1
     pixel_averaging: str = "linear_light"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -123,7 +123,9 @@ def _one_kernel(
     ``field`` describes the field.
     """
     cells = {"occupied": source.occupancy.empty_distance, "aabb_occupancy": source.occupancy.aabb}
-    inputs = {**field, **cells, **asdict(source.settings)}
+    settings = source.settings
+    limits = {"step": settings.step, "min_transmittance": settings.min_transmittance, "min_weight": settings.min_weight}
+    inputs = {**field, **cells, **limits}
 
     def draw(cameras: Cameras, index: int) -> View:
         camera = cameras.c2w[index], cameras.intrinsics[index], *cameras.size(index)

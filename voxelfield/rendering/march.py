@@ -195,7 +195,7 @@ def visible_samples(
         return packed, None
     if jitter and settings.roulette > 0:
         raise ValueError(
-            f"roulette must be 0 for a field without pyramid_density (trainer.render.roulette=0), got "
+            f"roulette must be 0 for a field without pyramid_density (model.roulette=0), got "
             f"{settings.roulette:g}: only the kernel that marches a pyramid keeps faint samples at random"
         )
     room = None if capacity is None else capacity.candidates

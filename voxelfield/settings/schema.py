@@ -44,14 +44,11 @@ class RenderConfig:
         voxels_per_step: Distance between samples, in voxels.
         min_transmittance: A ray stops once its transmittance falls below this.
         min_weight: Samples with a smaller compositing weight are dropped.
-        roulette: In training, samples with a smaller weight are kept at random, in proportion to it, and count more;
-            with ``model=pyramid``.
     """
 
     voxels_per_step: Positive = 0.5
     min_transmittance: BelowOne = 1e-3
     min_weight: BelowOne = 1e-3
-    roulette: BelowOne = 0.0
 
 
 @dataclass
@@ -181,6 +178,7 @@ class TrainerConfig(Group):
             ``model.resolutions``.
         sparse_resolutions: Resolutions of levels that are allocated only where images show something; likewise only an
             interpolation target.
+        roulette: Weight below which samples are kept at random in training; likewise only an interpolation target.
         stages: Coarse-to-fine schedule; the first stage starts at step 0.
         model_file: Precision of the features in the model file of a finished run: ``exact``, float16; ``standard``, at
             most one byte each; ``small``, only features that training images show, as coarsely as these allow; or
@@ -221,6 +219,7 @@ class TrainerConfig(Group):
     loss_scale: Positive = 65536.0
     finest_resolution: Resolution | None = 400
     sparse_resolutions: list[Resolution] = field(default_factory=list)
+    roulette: Annotated[float, Range(0, 1)] = 0.0
     stages: list[StageConfig] = field(default_factory=default_stages)
     occupancy: OccupancyConfig = field(default_factory=OccupancyConfig)
     render: RenderConfig = field(default_factory=RenderConfig)
@@ -249,7 +248,6 @@ class TrainerConfig(Group):
             self.render.voxels_per_step,
             self.render.min_transmittance,
             self.render.min_weight,
-            self.render.roulette,
             getattr(torch, self.precision),
             self.evaluation.supersampling,
             self.pixel_averaging,
@@ -441,12 +439,6 @@ class RunConfig:
         if self.devices == AUTO:
             raise ValueError(f"{prefix}devices must be all or a number from 1, got auto: leave it out for one process")
         self.model.check_resolution(max(self.trainer.resolutions), f"{prefix}model")
-        roulette = self.trainer.render.roulette
-        if roulette > 0 and not self.model.marched_by_kernel:
-            raise ValueError(
-                f"{prefix}trainer.render.roulette must be 0 with {prefix}model.kind={self.model.kind}, got "
-                f"{roulette:g}: only the kernel that marches a pyramid keeps faint samples at random"
-            )
         check_settings(self, prefix)
 
     @property
