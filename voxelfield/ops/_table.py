@@ -118,7 +118,7 @@ class Op:
     differentiable: Sequence[str] = ()
     refusal: str | None = None
     function: type[OpFunction] | None = None
-    inputs: Callable[..., Iterable[Any]] | None = None
+    inputs: Callable[..., Sequence[Any]] | None = None
     unpack: Callable[[Any], Any] | None = None
     batching: Rule | None = None
     public: str = ""
