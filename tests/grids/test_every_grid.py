@@ -119,7 +119,7 @@ def test_values_and_derivatives(device, kind, copies, active, shape):
     if copies is not None:
         assert len(model.enable_copies(copies)) == model.active
     points = somewhere(max(math.prod(shape[:-1]), 1), device)[: math.prod(shape[:-1])]
-    spread = points.repeat_interleave(2, 0)[::2].reshape(shape).requires_grad_(kind != "sparse" or active == "fewer")
+    spread = points.repeat_interleave(2, 0)[::2].reshape(shape).requires_grad_()
     leaf = points.clone().requires_grad_()
     values, expected = model(spread), by_torch(model, leaf)
     assert values.dtype == (copies or torch.float32)
@@ -147,7 +147,7 @@ def test_values_and_derivatives(device, kind, copies, active, shape):
 def test_points_that_are_not_finite_read_zeros_and_move_nothing(device, kind):
     model, points = build(kind, device), somewhere(5, device).clamp(-0.9, 0.9)
     points[1, 0], points[2, 1], points[3, 2] = math.nan, math.inf, -math.inf
-    points.requires_grad_(kind not in SPARSE)
+    points.requires_grad_()
     values = model(points)
     assert values[1:4].eq(0).all()
     model.zero_grad()
@@ -155,9 +155,8 @@ def test_points_that_are_not_finite_read_zeros_and_move_nothing(device, kind):
     expected = torch.autograd.grad(by_torch(model, points.detach()[[0, 4]]).sum(), model.levels)
     for level, wanted in zip(model.levels, expected, strict=True):
         torch.testing.assert_close(level.grad, wanted, rtol=1e-4, atol=1e-4)
-    if points.requires_grad:
-        assert points.grad[1:4].eq(0).all()
-        assert points.grad[[0, 4]].ne(0).all()
+    assert points.grad[1:4].eq(0).all()
+    assert points.grad[[0, 4]].ne(0).all()
 
 
 POINTS = [
@@ -181,15 +180,6 @@ def test_points_that_do_not_fit_are_refused(kind, points, error, message):
     if "grid" not in kind:
         with pytest.raises(TypeError, match="points must be float32"):
             model(torch.zeros(2, 3, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("kind", SPARSE)
-def test_sparse_levels_refuse_derivatives_in_the_points(device, kind):
-    model, points = build(kind, device), somewhere(5, device)
-    with pytest.raises(NotImplementedError, match="no gradient in the points"):
-        model(points.clone().requires_grad_())
-    with pytest.raises(NotImplementedError, match="must carry no tangent"):
-        torch.func.jvp(model, (points,), (points,))
 
 
 # --- optimizers
@@ -740,8 +730,8 @@ def test_functional_calls(device, kind):
     if kind in SPARSE:
         with pytest.raises(NotImplementedError, match="cannot be mapped by"):
             torch.func.vmap(model)(points[:, None])
-        return
-    torch.testing.assert_close(torch.func.vmap(model)(points[:, None])[:, 0], model(points), **rounding)
+    else:
+        torch.testing.assert_close(torch.func.vmap(model)(points[:, None])[:, 0], model(points), **rounding)
     directions = torch.randn_like(points)
     tangent = torch.func.jvp(model, (points,), (directions,))[1]
     leaf = points.clone().requires_grad_()
@@ -752,7 +742,7 @@ def test_functional_calls(device, kind):
 # --- backward passes
 
 
-@pytest.mark.parametrize("kind", DENSE)
+@every_kind
 def test_only_gradients_that_are_asked_for_are_accumulated(device, kind):
     model, points = build(kind, device), somewhere(50, device).clamp(-0.9, 0.9)
     model.zero_grad(set_to_none=True)

@@ -388,11 +388,14 @@ def test_a_view_is_not_searched_for_if_its_valid_pixels_are_cut_off(refined, sce
     assert search(refined, replace(scene.train, images=images, masks=masks), 2) == []
 
 
-def test_sparse_levels_are_refused_before_training(scene):
-    overrides = ("trainer.sparse_resolutions=[28]", "trainer.finest_resolution=28", "model.resolutions=[16,24]")
-    message = r"model\.sparse_resolutions must be \[\] where cameras are refined, because .*, got \[28\]"
-    with pytest.raises(ValueError, match=message):
-        session_of(scene, None, *TINY, *overrides)
+def test_cameras_are_refined_by_sparse_levels_too(scene):
+    overrides = ("trainer.sparse_resolutions=[28]", "trainer.finest_resolution=28", "model.resolutions=[12,16]")
+    session = session_of(scene, None, *overrides, "trainer.steps=60", "camera.finest_from=0.5")
+    assert session.fit()
+    (level,) = session.model.grid.sparse_grids
+    assert level.count > 0
+    assert session.model.grid.active == 3
+    assert (session.cameras.refined.c2w - session.cameras.given.c2w).abs().max() > 1e-4
 
 
 @pytest.mark.sweep

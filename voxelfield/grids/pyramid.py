@@ -197,15 +197,12 @@ class VoxelPyramid(Grid):
         Raises:
             TypeError: ``points`` is not a float32 tensor.
             ValueError: Its last dimension is not 3, or it is on another device.
-            NotImplementedError: A gradient with respect to ``points`` is required while a sparse level is active.
         """
         first = self.grids[0]
         unit = first.to_unit(points)
         if unit.dtype != torch.float32:
             raise ArgumentTypeError(f"points must be float32, got {points.dtype}")
         rows, padding, channels = unit.reshape(-1, 3), first.padding, self.channels
-        if self._active_sparse and rows.requires_grad and torch.is_grad_enabled():
-            raise NotImplementedError("sparse levels give no gradient in the points, which must not require one")
         if self.working_copies is not None:
             features = self.working_copies.sample(self._active_features, rows, padding)
         else:

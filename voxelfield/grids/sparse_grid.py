@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from voxelfield.foundation.autograd import needs_long_path
 from voxelfield.foundation.checks import is_divided
 from voxelfield.foundation.errors import ArgumentValueError
 from voxelfield.grids.boxes import box_tensor, cell_indices, flat_indices, parse_box
@@ -112,9 +113,27 @@ class SparseGrid(nn.Module):
             unit: (N, 3) float32, in the unit cube of the box.
 
         Returns:
-            (N, 3) in the unit cube of the atlas, NaN where no block is allocated; without gradient.
+            (N, 3) in the unit cube of the atlas, NaN where no block is allocated. Differentiable: within a block, the
+            atlas is the grid's box on another scale. A position beyond a face gets no gradient across it.
         """
-        return atlas_coordinates(unit, self.blocks, self.features.shape[:3])
+        placed = atlas_coordinates(unit.detach(), self.blocks, self.features.shape[:3])
+        if not (needs_long_path() or (unit.requires_grad and torch.is_grad_enabled())):
+            return placed
+        return placed + (unit - unit.detach()) * self.atlas_slopes(unit)
+
+    def atlas_slopes(self, unit: Tensor) -> Tensor:
+        """Returns the derivative of each coordinate of :meth:`atlas_positions`; 0 beyond the box's faces.
+
+        Args:
+            unit: (N, 3) float32, in the unit cube of the box.
+
+        Returns:
+            (N, 3) float32, without gradient.
+        """
+        inside = ((unit >= 0) & (unit <= 1)).to(unit.dtype)
+        sides = zip(inside.unbind(dim=1), self.exists.shape, self.features.shape[:3], strict=True)
+        # A tensor of numbers from the host could not be made while a graph is captured.
+        return torch.stack([axis * (BLOCK_CELLS * blocks / (side - 1)) for axis, blocks, side in sides], dim=1)
 
     @torch.no_grad()
     def refit(self, aabb: Sequence[Sequence[float]] | Tensor, cells_along: Sequence[int]) -> None:

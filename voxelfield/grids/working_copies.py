@@ -249,6 +249,19 @@ class WorkingCopies:
         """Samples the copies as they are; arguments as for :meth:`sample`."""
         return sample_levels(self.copies, self.sparse, points, self.combination, padding)
 
+    def point_gradient(self, copies: Sequence[Tensor], values: Tensor, points: Tensor, padding: Padding) -> Tensor:
+        """Returns the gradient of the points (N, 3), given the gradient of samples of these copies."""
+        dense = len(copies) - len(self.sparse)
+        column = values.shape[-1] - sum(grid.channels for grid in self.sparse)
+        total = self.combination.point_gradient(copies[:dense], values[:, :column], points, padding)
+        stencil = grid_stencil(*grid_options("border", True, "linear", False, False))
+        for copy, grid in zip(copies[dense:], self.sparse, strict=True):
+            part = values[:, column : column + grid.channels].contiguous()
+            slopes = grid.atlas_slopes(points)
+            total = total + slopes * PointGradient.forward(part, copy, grid.atlas_positions(points), stencil)
+            column += grid.channels
+        return total
+
     def accumulate(self, wanted: Sequence[bool], values: Tensor, points: Tensor, padding: Padding) -> None:
         """Adds the gradients of samples to the ``grad`` of those grids whose gradient is wanted."""
         slabs: list[tuple[int, int]] | None = None
@@ -297,7 +310,7 @@ def sample_levels(
 ) -> Tensor:
     """Samples the dense grids' features, followed by the sparse grids' atlases, or copies of these.
 
-    Sparse grids give points (N, 3) no gradient; ``combination`` and ``padding`` apply to the dense grids.
+    ``combination`` and ``padding`` apply to the dense grids.
     """
     dense = len(levels) - len(sparse)
     sampled = [combination.sample(levels[:dense], points, padding)]
@@ -320,7 +333,7 @@ class _Sample(Function):
         points, *copies = ctx.saved_tensors
         of_points = None
         if ctx.needs_input_grad[0]:
-            of_points = ctx.owner.combination.point_gradient(copies, grad, points, ctx.padding)
+            of_points = ctx.owner.point_gradient(copies, grad, points, ctx.padding)
         wanted = [_is_wanted(accumulator) for accumulator, _ in ctx.next_functions[1:]]
         if any(wanted):
             ctx.owner.accumulate(wanted, grad, points, ctx.padding)

@@ -107,14 +107,6 @@ class PyramidConfig(ModelConfig):
                 f"{name}.channels must be at most {MAX_WIDTH // levels} with {levels} levels, got {self.channels}"
             )
 
-    def check_camera_refinement(self, finest: int, name: str) -> None:
-        """See :class:`ModelConfig`."""
-        if self.sparse_levels(finest):
-            raise ValueError(
-                f"{name}.sparse_resolutions must be [] where cameras are refined, because sparse levels have no "
-                f"gradient with respect to positions, got {self.sparse_resolutions}"
-            )
-
     def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:
         """See :class:`ModelConfig`."""
         levels = built_levels(self.resolutions, resolutions)

@@ -106,8 +106,8 @@ def trainer_for(scene: Scene, warp: Warp | None, model: str, *, keys: Collection
     """Returns the file in ``configs/trainer`` that ``trainer=auto`` stands for.
 
     Presets for photographs are meant for scenes with a warp, which consist of photographs of a place, and for the
-    default file in ``configs/model``. Those with sparse levels are left out if cameras are refined, which does not
-    support them, and if the user has given keys of resolutions, which contradict those of the preset.
+    default file in ``configs/model``. Those with sparse levels are left out if cameras are refined, for which they were
+    not measured, and if the user has given keys of resolutions, which contradict those of the preset.
     """
     if warp is None or model != "pyramid":
         return "default"
