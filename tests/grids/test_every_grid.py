@@ -164,7 +164,11 @@ POINTS = [
     (torch.zeros(4, 3, dtype=torch.int64), TypeError, "float32 or float64, got torch.int64"),
     *((torch.zeros(4, n), ValueError, rf"points must have shape \(\.\.\., 3\), got \(4, {n}\)") for n in (1, 2, 4)),
     (torch.tensor(1.0), ValueError, r"got \(\)"),
-    (torch.zeros(4, 3, device="meta"), ValueError, r"points must be on the (grid's device cpu, got|device of grid, cpu, but it is on) meta"),
+    (
+        torch.zeros(4, 3, device="meta"),
+        ValueError,
+        r"points must be on the (grid's device cpu, got|device of grid, cpu, but it is on) meta",
+    ),
 ]
 
 
