@@ -279,6 +279,12 @@ def no_video(folder: Path) -> Path:
     return folder / "walk.mp4"
 
 
+def named_pipe(folder: Path) -> Path:
+    folder.mkdir()
+    os.mkfifo(folder / "walk.mp4")
+    return folder / "walk.mp4"
+
+
 def damaged_photograph(folder: Path) -> Path:
     one_photograph(folder)
     (folder / "b.jpg").write_bytes(b"\xff\xd8\xff")
@@ -291,6 +297,7 @@ BAD = {
     "one photograph": (one_photograph, (), ", .bmp), got 1"),
     "a file that is a photograph": (lambda f: one_photograph(f) / "a.png", (), "got the one photograph"),
     "a file that is no video": (no_video, (), "must be a video that FFmpeg can read"),
+    "a named pipe": (named_pipe, (), "walk.mp4 must be a file, got a named pipe)"),
     "a damaged photograph": (damaged_photograph, (), "b.jpg: unreadable image"),
     "an unknown camera": (empty_folder, ("--camera-model", "LOMO"), "OPENCV_FISHEYE, PINHOLE"),
     "a camera that cannot be loaded": (

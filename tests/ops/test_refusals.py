@@ -303,6 +303,10 @@ def test_values_are_shown_in_one_short_line():
     assert shown(np.zeros((2, 2))) == "array([[0., 0.], [0., 0.]])"
     assert len(shown(list(range(1000)))) <= 120
     assert shown(10**5000) == "a int"
+    nested: list = []
+    for _ in range(20_000):
+        nested = [nested]
+    assert shown(nested) == "a list"
 
 
 def test_a_length_of_any_int_that_fits_a_float_is_one():

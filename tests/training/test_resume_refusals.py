@@ -122,6 +122,14 @@ def test_loading_such_a_checkpoint_to_draw_it_is_one_line_too(tmp_path, saved, c
     assert "\n" not in str(caught.value)
 
 
+def test_a_checkpoint_of_a_grid_beyond_all_memory_is_named(tmp_path, saved):
+    path, config = checkpoint_path(tmp_path, 2), saved["config"]
+    stages = [{"step": 0, "resolution": 10**9, "crop": True}]
+    write(path, saved | {"config": config | {"trainer": config["trainer"] | {"stages": stages}}})
+    with pytest.raises(CheckpointError, match=r"checkpoint_0000002\.pt has wrong contents: .*overflowed"):
+        voxelfield.load(path, "cpu")
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -162,7 +162,7 @@ def _photographs_of(source: Path) -> list[Path] | None:
     """Returns the photographs of a folder, at least two; None for a video."""
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such folder of photographs or video")
-    if source.is_file():
+    if not source.is_dir():
         if source.suffix.lower() in IMAGE_SUFFIXES:
             raise ValueError(f"the source must be a folder of photographs or a video, got the one photograph {source}")
         return None

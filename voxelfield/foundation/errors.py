@@ -20,7 +20,7 @@ def shown(value: object) -> str:
     """Formats a value for an error message: on one line, and truncated if it is long."""
     try:
         text = " ".join(repr(value).split())
-    except ValueError:  # Python refuses to print ints with thousands of digits
+    except (ValueError, RecursionError):  # integers of thousands of digits, lists in lists
         return f"a {type(value).__name__}"
     return clipped(text)
 
