@@ -25,7 +25,11 @@ def reason_of(error: Exception) -> str:
 
 def error_in_words(error: BaseException) -> str:
     """Returns the type and the message of an error of code or data from elsewhere, in one line that is not too long."""
-    return clipped(one_line(" ".join(f"{type(error).__name__}: {error}".split())), 300)
+    try:
+        text = str(error)
+    except Exception as failure:  # of a class from elsewhere
+        text = f"its text cannot be shown, because of {type(failure).__name__}"
+    return clipped(one_line(" ".join(f"{type(error).__name__}: {text}".split())), 300)
 
 
 def printable(name: str) -> str:

@@ -66,3 +66,5 @@ def test_a_run_whose_scene_has_such_a_name_logs_no_forged_record(tmp_path):
 def test_the_words_of_an_error_from_elsewhere_cannot_control_a_terminal():
     error = type("\n\x1b[31mRed", (BaseException,), {})("\x1b[2J\ngone")
     assert error_in_words(error) == r"\x1b[31mRed: \x1b[2J gone"
+    mute = type("Mute", (Exception,), {"__str__": lambda self: 1 // 0})()
+    assert error_in_words(mute) == "Mute: its text cannot be shown, because of ZeroDivisionError"

@@ -324,6 +324,7 @@ print(recorded(on)["trainer"]["skylight"])
         ("build", "SystemExit(2)", "SystemExit: 2"),
         ("prepare", "KeyboardInterrupt()", "KeyboardInterrupt:"),
         ("build", "RuntimeError('far off')", "RuntimeError: far off"),
+        ("prepare", "StopIteration()", "RuntimeError: generator raised StopIteration"),
     ],
 )
 def test_a_component_that_ends_training_is_named(tmp_path: Path, hook: str, error: str, words: str) -> None:

@@ -158,6 +158,14 @@ def test_a_loss_that_is_no_scalar_is_named(scene, value, got):
         session.train_step()
 
 
+def test_a_component_whose_losses_are_no_mapping_is_named(scene):
+    tint = Tint()
+    tint.losses = lambda outputs, batch: None
+    session = Session(scene, "dense", trainer=settings(), components=[tint], device="cpu")
+    with pytest.raises(ValueError, match=r"^losses of tint must be a mapping of names to terms, got None$"):
+        session.train_step()
+
+
 def test_a_loss_is_added_and_one_of_the_same_name_replaces(scene):
     seen = {}
 

@@ -95,6 +95,8 @@ def foreign_code() -> Iterator[None]:
 
 def raised_by(error: BaseException) -> str | None:
     """Returns the entry point, in words, of the package that raised an error, or called what did; None without one."""
+    if isinstance(error.__cause__, StopIteration):  # which a generator turns into a RuntimeError without its frames
+        error = error.__cause__
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     entries = [entry for group in _GROUPS for entry in entry_points(group=group)]
     for module in [] if modules[-1:] == [Interrupt.__module__] else reversed(modules):  # where Ctrl-C is raised

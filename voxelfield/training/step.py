@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from voxelfield import processes
 from voxelfield.distributed.reduction import SharedSampler, sum_gradients_later
 from voxelfield.evaluation.metrics import mse_to_psnr
+from voxelfield.foundation.errors import shown
 from voxelfield.foundation.optimizers import exponential_decay
 from voxelfield.models.batch import Batch
 from voxelfield.models.component import Component
@@ -144,7 +145,10 @@ class TrainingStep:
         )
         terms: dict[str, Tensor] = {}
         for component in self._components:
-            terms.update(component.losses(outputs, batch))
+            found = component.losses(outputs, batch)
+            if not isinstance(found, Mapping):
+                raise ValueError(f"losses of {component.name} must be a mapping of names to terms, got {shown(found)}")
+            terms.update(found)
         if "photometric" not in terms:
             raise KeyError(f"losses must contain 'photometric', by which divergence is detected, got {list(terms)}")
         for name, term in terms.items():
