@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import voxelfield.trained.checkpoint_file as checkpoint
+from voxelfield.foundation.zero_packing import copy_without_zeros
 from voxelfield.trained.checkpoint_file import (
     FORMAT,
     CheckpointError,
@@ -167,6 +168,8 @@ NOT_STORED = {
     "stride 0": (torch.zeros(1).expand(1 << 40), STORED_IN_FULL),
     "overlapping": (torch.zeros(9).as_strided((8, 8), (0, 1)), STORED_IN_FULL),
     "packed": ({"nonzero chunks": torch.zeros(1).expand(1 << 30)}, STORED_IN_FULL),
+    "twice": ([torch.zeros(9)] * 2, STORED_IN_FULL),
+    "packed twice": ([copy_without_zeros(torch.zeros(1 << 20))] * 2, STORED_IN_FULL),
     "meta": (torch.zeros(3, device="meta"), STORED_IN_FULL),
     "sparse": (torch.zeros(3).to_sparse(), STORED_IN_FULL),
     "deep": (nested(20_000), "its values are nested too deeply"),

@@ -46,16 +46,21 @@ def copy_without_zeros(state: Any) -> Any:
 def put_back_zeros(state: Any, device: torch.device | str = "cpu") -> Any:
     """Restores a state from the result of :func:`copy_without_zeros`, on a device.
 
-    Raises ValueError if it is damaged, or has a tensor of more bytes than are stored, such as one with a stride of 0.
+    Raises ValueError if it is damaged, or has a tensor of more bytes than are stored for it, such as one with a stride
+    of 0 or the memory of another.
     """
+    addresses: set[int] = set()
 
     def restored(value: Any, name: str) -> Any:
         if isinstance(value, dict):
             return _unpack({key: restored(x, name) if isinstance(x, Tensor) else x for key, x in value.items()})
         if not isinstance(value, Tensor):
             return value
-        if value.layout is not torch.strided or value.is_meta or value.nbytes > value.untyped_storage().nbytes():
+        memory = None if value.layout is not torch.strided or value.is_meta else value.untyped_storage()
+        if memory is None or value.nbytes > memory.nbytes() or memory.data_ptr() in addresses:
             raise ValueError(f"{name} must be a tensor that is stored in full, got {tuple(value.shape)}")
+        if value.nbytes > 0:
+            addresses.add(memory.data_ptr())
         return value.to(device)
 
     return _map(state, restored, "state")
