@@ -25,7 +25,8 @@ def reason_of(error: Exception) -> str:
 
 def error_in_words(error: BaseException) -> str:
     """Returns the type and the message of an error of code or data from elsewhere, in one line that is not too long."""
-    return clipped(one_line(" ".join(f"{type(error).__name__}: {error}".split())), 300)
+    words = [f"{type(error).__name__}:", *str(error).split()]
+    return clipped(one_line(" ".join(words).removesuffix(":")), 300)
 
 
 def printable(name: str) -> str:
