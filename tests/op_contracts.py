@@ -486,6 +486,15 @@ SPACE = {
         reference="tests/ops/test_march_visible.py",
         blamed="march_visible|pack_occupancy",
     ),
+    "march_visible, roulette": Contract(
+        call=march_visible,
+        make=lambda n: (
+            rays(n)
+            | {"occupied": cells(), "aabb_occupancy": BOX, **pyramid(), **OF_PYRAMID, "capacity": 500, "roulette": 0.5}
+        ),
+        reference="tests/ops/test_march_visible.py",
+        blamed="march_visible|pack_occupancy",
+    ),
     "pack_occupancy": Contract(
         call=lambda occupied: ops.pack_occupancy(occupied).words,
         make=lambda n: {"occupied": torch.rand(max(n, 1), 5, 30) < 0.5},

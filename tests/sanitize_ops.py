@@ -297,7 +297,7 @@ def run_misleading_contents():
             slots = torch.rand(rays, 6, device="cuda")
             walk = (*torch.rand(2, rays, 3, device="cuda"), *torch.rand(3, rays, device="cuda"))
             for boxes in ([], BOXES):
-                kernels.pack_slots(*walk, slots, counts, sums, 0.1, boxes, count)
+                kernels.pack_slots(*walk, slots, counts, sums, 0.1, boxes, count, slots)
             kernels.cut_rays(*walk, BOXES, 0.1)
             cells, boxes = torch.rand(2, 5, 6, 7, device="cuda") < 0.5, torch.cat((box.view(1, 6), 2 * box.view(1, 6)))
             for step, cone_angle in ((0.0, 0.0), (0.1, 0.0), (0.1, 0.1)):

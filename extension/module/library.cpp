@@ -233,7 +233,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
         ", float step, float density_initial, float min_transmittance, float min_weight, int max_samples_per_ray, "
         "float[] boxes, int max_total_samples, float roulette) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def("pack_slots(" RAYS
-        ", Tensor slots, Tensor counts, Tensor sums, float step, float[] boxes, int capacity, Tensor? lengths=None) -> "
+        ", Tensor slots, Tensor counts, Tensor sums, float step, float[] boxes, int capacity, Tensor lengths) -> "
         "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // Renders every pixel of a camera for such a field over a background: image, opacity and mean depth. A second network
   // computes the colour from the first one's outputs and the viewing direction.

@@ -284,17 +284,15 @@ struct MarchOps {
   static PackedTensors pack_slots(const Tensor& origins, const Tensor& directions, const Tensor& near,
                                   const Tensor& far, const Tensor& offset, const Tensor& any_slots,
                                   const Tensor& counts, const Tensor& sums, double step, std::vector<double> boxes,
-                                  int64_t capacity, const OptionalTensor& lengths) {
+                                  int64_t capacity, const Tensor& lengths) {
     const RayInputs in{origins, directions, near, far, offset};
     const int64_t rays = in.origins.size(0), max_samples_per_ray = any_slots.size(1);
     const Tensor slots = checked("slots", any_slots, {rays, max_samples_per_ray}, ScalarType::Float, in.origins);
     SlotRows rows{data_of(slots), nullptr, max_samples_per_ray, static_cast<float>(step)};
-    if (lengths.has_value()) {
-      const bool given = lengths->numel() > 0;
-      const float* data =
-          contiguous_data("lengths", *lengths, {rays, given ? max_samples_per_ray : 0}, ScalarType::Float, origins);
-      if (given) rows.lengths = data;
-    }
+    const bool in_steps = lengths.dim() == 2 && lengths.size(1) == 0;
+    const float* data =
+        contiguous_data("lengths", lengths, {rays, in_steps ? 0 : max_samples_per_ray}, ScalarType::Float, origins);
+    if (!in_steps) rows.lengths = data;
     const typename Backend::Guard guard(origins);
     const PackedTensors out = new_packed(in.origins, rays, capacity);
     const Packing packing = packing_of(counts, sums, 1, std::min<int64_t>(max_samples_per_ray, kMaxSteps), out);

@@ -65,10 +65,10 @@ struct EvaluatedSample {
 };
 
 // Russian roulette among the faint samples of a ray (Arvo and Kirk 1990, "Particle transport and image synthesis").
-// Samples whose weight is below `weight` are kept at random. Those that are kept are longer, so that the transmittance
+// Samples of a weight below `threshold` are kept at random. Those that are kept are longer, so that the transmittance
 // behind them, and thus the weights of all samples, have the same mean as without the roulette.
 struct Roulette {
-  float weight;  // 0: all samples are kept
+  float threshold;  // 0: all samples are kept
 
   // By what factor a sample becomes longer: 1 if it is kept in any case, 0 if it is left out. `chance` is uniform in
   // [0, 1).
@@ -76,9 +76,9 @@ struct Roulette {
     // Samples that hardly any light reaches are kept so often that their opacity becomes a quarter at most: the
     // gradient of a nearly opaque sample is nearly zero.
     constexpr float kLeastRatio = 4.0f;
-    if (!(sample.weight < weight)) return 1.0f;  // NaN is kept
+    if (!(sample.weight < threshold)) return 1.0f;  // NaN is kept
     const float opacity = sample.weight / sample.transmittance;
-    const float probability = opacity * std::fmax(sample.transmittance / weight, kLeastRatio);
+    const float probability = opacity * std::fmax(sample.transmittance / threshold, kLeastRatio);
     if (probability >= 1.0f) return 1.0f;
     if (!(chance < probability)) return 0.0f;
     return std::log1p(-opacity / probability) / std::log1p(-opacity);

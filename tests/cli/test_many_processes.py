@@ -164,7 +164,10 @@ def test_processes_with_one_rank_are_refused(start, tmp_path, ranks, twice):
     group = {"WORLD_SIZE": str(len(ranks)), "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
     started = [start(tmp_path / "run", RANK=rank, **group) for rank in ranks]
     at = f"localhost:{group['MASTER_PORT']}"
-    line = f"RANK, of the environment, must differ between processes, got {twice} twice at {at}\n"
+    line = (
+        f"RANK, of the environment, must differ between processes, got {twice} twice at {at}; or two runs have this "
+        "address: give each another MASTER_PORT\n"
+    )
     assert [each.finish(within=60) for each in started] == [(2, "", line)] * len(ranks)
 
 

@@ -192,13 +192,14 @@ def test_packing_within_bounds_whatever_was_counted(device, kernels, counts, tot
     positions = torch.randn(SAMPLES, 3, device=device)
     offsets = torch.tensor([0, 20, 40, 60, 90], device=device)
     kept = torch.tensor([LOWEST, HIGHEST, 5], device=device).clamp(-(2**31), 2**31 - 1).int().repeat(SAMPLES // 3)
-    walk = make_walk(device, rays)
+    walk, slots = make_walk(device, rays), torch.rand(rays, 6, device=device)
     step_ranges = kept.repeat(2)[:64].view(8, rays, 2)
     packed = [
         kernels.pack_visible_samples(positions, samples["t"], samples["dt"], offsets, kept, counts, sums, capacity),
         *(
-            kernels.pack_slots(*walk[:5], torch.rand(rays, 6, device=device), counts, sums, 0.1, boxes, capacity)
+            kernels.pack_slots(*walk[:5], slots, counts, sums, 0.1, boxes, capacity, lengths)
             for boxes in ([], BOXES)
+            for lengths in (slots, slots[:, :0])
         ),
         kernels.place_ray_samples(*walk, 0.1, 1, counts, step_ranges.contiguous(), sums, capacity),
     ]

@@ -400,9 +400,12 @@ def test_faint_samples_are_kept_at_random_in_training_alone(device):
     some, _ = visible_samples(field, rays, everywhere(device), settings, jitter=True, capacity=room)
     assert 100 < int(some.ray_offsets[-1]) < 0.8 * int(every.ray_offsets[-1])
     assert (some.dt[: some.ray_offsets[-1]] > 1.5 * STEP).any()
-    other = random_field(device)
-    with pytest.raises(ValueError, match=r"^roulette must be 0 for a field without pyramid_density .*, got 0\.2: "):
-        visible_samples(other, rays, everywhere(device), settings, jitter=True, capacity=room)
+    without_room, _ = visible_samples(field, rays, everywhere(device), settings, jitter=True)
+    assert (without_room.dt > 1.5 * STEP).any()
+    other, _ = visible_samples(random_field(device), rays, everywhere(device), settings, jitter=True, capacity=room)
+    assert (other.dt[: other.ray_offsets[-1]] == STEP).all()
+    with pytest.raises(ValueError, match=r"^roulette must "):
+        RenderSettings(STEP, roulette=1.5)
 
 
 def test_levels_that_are_off_leave_the_density_alone(device):

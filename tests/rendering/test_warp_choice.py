@@ -314,15 +314,15 @@ def test_the_boxes_of_a_room_have_its_unit(unit):
 
 @pytest.mark.parametrize("unit", [1000.0, 1.0, 0.001])
 def test_cameras_that_turn_on_the_spot_are_known_whatever_their_unit(unit):
-    head = turned_about(circle(12, 0.05))
-    head[:, :3, 3] += 5e-4 * torch.randn(12, 3, generator=torch.Generator().manual_seed(0)) + 3.0
-    one_place, walk = head.clone(), head.clone()
+    one_place = turned_about(circle(12, 0.05))
+    walk = one_place.clone()
     one_place[:, :3, 3] = 3.0
     walk[:, :3, 3] = torch.rand(12, 3, generator=torch.Generator().manual_seed(0))
     around = circle(12, 4.0)
-    for poses in (head, one_place, walk, around, array := array_of_cameras()):
+    several = (one_place, one_place[:1].clone(), walk, around, array_of_cameras())
+    for poses in several:
         poses[:, :3, 3] *= unit
-    assert [turn_on_the_spot(poses) for poses in (head, one_place, walk, around, array)] == [True, True, *3 * [False]]
+    assert [turn_on_the_spot(poses) for poses in several] == [True, *4 * [False]]
 
 
 def test_points_say_where_the_subject_is():

@@ -388,7 +388,7 @@ def test_a_view_is_not_searched_for_if_its_valid_pixels_are_cut_off(refined, sce
     assert search(refined, replace(scene.train, images=images, masks=masks), 2) == []
 
 
-def test_cameras_are_refined_by_sparse_levels_too(scene):
+def test_a_training_with_sparse_levels_refines_its_cameras(scene):
     overrides = ("trainer.sparse_resolutions=[28]", "trainer.finest_resolution=28", "model.resolutions=[12,16]")
     session = session_of(scene, None, *overrides, "trainer.steps=60", "camera.finest_from=0.5")
     assert session.fit()

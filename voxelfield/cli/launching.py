@@ -242,7 +242,10 @@ def _compare(store: distributed.Store, rank: int, count: int, values: Mapping[st
             raise RuntimeError(f"an entry {key} of another program") from None
         if other in found:
             address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-            raise ValueError(f"RANK, of the environment, must differ between processes, got {other} twice at {address}")
+            raise ValueError(
+                f"RANK, of the environment, must differ between processes, got {other} twice at {address}; or two runs "
+                "have this address: give each another MASTER_PORT"
+            )
         found[other] = other_values
         processes.check_alike(found)
 

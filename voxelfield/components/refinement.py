@@ -496,7 +496,7 @@ def fit_poses(
     refinement: CameraRefinement, model: Model, trainer: Any, split: Split, tones: CameraTones | None = None
 ) -> None:
     """Optimises cameras in place so that renderings of a fixed field match their images; see :func:`refine_views`."""
-    device, settings, capacity = model.device, model.settings, None
+    device, settings, capacity = model.device, replace(model.settings, roulette=0.0), None
     # The number of rays does not follow the samples, of which rays have few.
     rays = min(trainer.max_rays, max(1, trainer.visible_samples // 16))
     if device.type == "cuda":

@@ -239,6 +239,8 @@ class GridAdam(torch.optim.Optimizer):
                 vertices whose gradient is not zero.
         """
         self._check_trained(param)
+        if param in self._active:
+            raise ArgumentValueError("param must not be restricted to active tiles where touched vertices are named")
         self._touched[param] = table
 
     def add_total_variation(
@@ -293,11 +295,17 @@ class GridAdam(torch.optim.Optimizer):
                     self._start(param, group)
                     rate = self._rate(index, param.device)
                     batches.setdefault((param.device, *rule), []).append((param, rate, group["channel_rates"]))
+        touched, self._touched = self._touched, {}
         for key, levels in batches.items():
-            self._step_together(dict(zip(RULE, key[1:], strict=True)), levels)
+            self._step_together(dict(zip(RULE, key[1:], strict=True)), levels, touched)
         return loss
 
-    def _step_together(self, rule: dict[str, Any], levels: list[tuple[Tensor, Tensor, Tensor | None]]) -> None:
+    def _step_together(
+        self,
+        rule: dict[str, Any],
+        levels: list[tuple[Tensor, Tensor, Tensor | None]],
+        touched: Mapping[Tensor, Tensor],
+    ) -> None:
         params = [param for param, _, _ in levels]
         states = [self.state[param] for param in params]
         steps = [state["step"] for state in states]
@@ -324,7 +332,7 @@ class GridAdam(torch.optim.Optimizer):
             working=working,
             tiles=[ids for ids, _ in tiles],
             tile_counts=[count for _, count in tiles],
-            touched=[self._touched.pop(param, None) for param in params],
+            touched=[touched.get(param) for param in params],
             channel_rates=[rates for _, _, rates in levels],
             grad_scale=grad_scale,
             found_inf=found_inf,

@@ -117,6 +117,7 @@ class Model(nn.Module, Component):  # type: ignore[misc]
         sampling: As given.
         resolution: Cube root of the number of voxels in the present stage of training; it only matters to a field
             without a grid.
+        roulette: Weight below which training keeps samples at random (:class:`voxelfield.RenderSettings`).
         unit: Length, in world units, that the settings of densities, distortion and motions of cameras are measured in.
         image_backends: Subclasses of :class:`voxelfield.rendering.backends.ImageBackend` that may render images
             of this model faster than the general path, in the order in which they are tried
@@ -132,6 +133,7 @@ class Model(nn.Module, Component):  # type: ignore[misc]
         self.field = field
         self.occupancy = occupancy
         self.sampling = sampling
+        self.roulette = 0.0
         self.resolution = max(occupancy.occupied.shape)
         self.unit = 1.0
         self._setup: TrainingSetup | None = None
@@ -174,7 +176,10 @@ class Model(nn.Module, Component):  # type: ignore[misc]
                 f"trainer.render.voxels_per_step must be at least {least:.3g}, so that no ray through the grid's box "
                 f"has more than {_MAX_SAMPLES} samples, got {self.sampling.voxels_per_step:g}"
             )
-        return RenderSettings(step, self.sampling.min_transmittance, self.sampling.min_weight)
+        if self.roulette > 0 and not self.is_marched_at_once:
+            logger.warning("all faint samples are kept in spite of model.roulette: no kernel marches this field")
+            self.roulette = 0.0
+        return RenderSettings(step, self.sampling.min_transmittance, self.sampling.min_weight, self.roulette)
 
     @property
     def background(self) -> Tensor:
@@ -494,7 +499,8 @@ class Model(nn.Module, Component):  # type: ignore[misc]
         """
         values, width, channels = self.count_features(finest), copies.itemsize, self.grid.channels
         if copies == torch.float16 and self.is_marched_at_once:
-            marched = rays * MAX_VISIBLE_PER_RAY * _FLOAT  # distances that march_visible stores per ray
+            # Distances that march_visible stores per ray, and lengths.
+            marched = rays * MAX_VISIBLE_PER_RAY * _FLOAT * (2 if self.roulette > 0 else 1)
         else:
             marched = candidates * (_PACKED_SAMPLE + width * (channels + 16))
         estimate = MemoryEstimate(

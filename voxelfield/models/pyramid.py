@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
 import torch
@@ -20,7 +20,6 @@ from voxelfield.models.model import Model
 from voxelfield.models.model_config import Degree, ModelConfig
 from voxelfield.models.settings import Sampling
 from voxelfield.ops.pyramid import Reduction
-from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 
 logger = logging.getLogger(__name__)
@@ -58,7 +57,8 @@ class PyramidConfig(ModelConfig):
         max_blocks: Largest number of blocks of the finest sparse level; a block has 512 vertices. Coarser ones get
             fewer, in proportion to the square of the resolution.
         roulette: In training, samples of a smaller compositing weight are kept at random, in proportion to it, and
-            count the more (:class:`voxelfield.RenderSettings`).
+            count for more (:class:`voxelfield.RenderSettings`). All are kept where no kernel marches the field: with
+            more than eight levels, channels other than 4, more than 16 numbers of ``geometry``, or on CUDA in float32.
         channels: Number of features per vertex of each level.
         init_range: Features of the coarsest level are initialised uniformly in [-init_range, init_range], to give the
             networks a varying input. Those of the other levels start at zero: if initial features vary from vertex to
@@ -139,7 +139,7 @@ class PyramidModel(Model):
         self, field: RadianceField, occupancy: OccupancyGrid, sampling: Sampling, config: PyramidConfig
     ) -> None:
         super().__init__(field, occupancy, sampling)
-        self.config = config
+        self.config, self.roulette = config, config.roulette
 
     @property
     def grid(self) -> VoxelPyramid:
@@ -147,11 +147,6 @@ class PyramidModel(Model):
         grid = super().grid
         assert isinstance(grid, VoxelPyramid)
         return grid
-
-    @property
-    def settings(self) -> RenderSettings:
-        """See :class:`Model`."""
-        return replace(super().settings, roulette=self.config.roulette)
 
     def resized(self, resolution: int, box: Tensor | None) -> Sequence[nn.Parameter]:
         """Only a new box changes the dense levels, which have the resolutions of all stages from the beginning."""

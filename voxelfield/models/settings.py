@@ -54,7 +54,7 @@ class LossWeights:
         ssim: 1 - SSIM of patches of pixels; requires patches (``trainer.patches``).
         distortion: Distance, in ``scene.unit``, between the samples that contribute to a ray.
         opacity_entropy: Binary entropy of the opacities of rays.
-        sparsity: Cauchy penalty on the densities of samples per ``scene.unit``.
+        sparsity: Cauchy penalty on the densities of the samples that are kept, per ``scene.unit``.
     """
 
     sample_rgb: NotNegative = 0.005

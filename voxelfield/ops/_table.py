@@ -183,10 +183,10 @@ class Op:
                 return self.kernel(*arguments)
         except RuntimeError as error:
             # To ask before every call whether the kernels for its device are loaded would take longer.
-            if _serve(arguments):
-                return self(*arguments)
-            explain(error, zip(self.arguments, self._kinds, arguments, strict=True), self._named_tensors(arguments))
-            raise
+            if not _serve(arguments):
+                explain(error, zip(self.arguments, self._kinds, arguments, strict=True), self._named_tensors(arguments))
+                raise
+        return self(*arguments)
 
     def _run_traced(self, arguments: Sequence[Any]) -> Any:
         """Calls the raw op, which a trace can contain, where an autograd Function would hide it."""

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from voxelfield import ops
 from voxelfield.fields.field import Field, density_at_samples, warp_of
-from voxelfield.foundation.checks import check_not_negative, check_step
+from voxelfield.foundation.checks import check_fraction, check_not_negative, check_step
 from voxelfield.grids.boxes import flat_indices
 from voxelfield.ops._internal.march_pieces import march_through
 from voxelfield.ops._internal.march_visible import march_visible
@@ -43,9 +43,9 @@ class RenderSettings:
         step: Distance between samples, in world units, or in units in warped coordinates.
         min_transmittance: A ray stops once its transmittance falls below this.
         min_weight: Samples with a smaller compositing weight are dropped before colour is evaluated.
-        roulette: In training, samples with a smaller weight are kept at random, in proportion to it, and made longer,
-            so that the mean of the colour stays (Russian roulette). A step then has samples for more rays. Of the
-            fields of this package, for those of ``model=pyramid``.
+        roulette: With jitter, samples with a smaller weight are kept at random and made longer, so that the mean of
+            every weight stays (Russian roulette). A step of training then has samples for more rays. Fields without a
+            :meth:`RadianceField.pyramid_density` keep them all.
     """
 
     step: float
@@ -58,6 +58,7 @@ class RenderSettings:
         check_step(self.step)
         check_not_negative("min_transmittance", self.min_transmittance)
         check_not_negative("min_weight", self.min_weight)
+        check_fraction("roulette", self.roulette)
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,8 @@ def visible_samples(
         is not known.
     """
     warp = warp_of(field)
-    wants_all = settings.min_weight <= 0 and capacity is None
+    roulette = settings.roulette if jitter else 0.0
+    wants_all = settings.min_weight <= 0 and capacity is None and roulette == 0
     if not wants_all and (density := field.pyramid_density()) is not None:
         packed = march_visible(
             *_mapped(rays, warp),
@@ -190,14 +192,9 @@ def visible_samples(
             max_samples_per_ray=MAX_VISIBLE_PER_RAY,
             capacity=None if capacity is None else capacity.visible,
             boxes=nested_box_args(warp),
-            roulette=settings.roulette if jitter else 0.0,
+            roulette=roulette,
         )
         return packed, None
-    if jitter and settings.roulette > 0:
-        raise ValueError(
-            f"roulette must be 0 for a field without pyramid_density (model.roulette=0), got "
-            f"{settings.roulette:g}: only the kernel that marches a pyramid keeps faint samples at random"
-        )
     room = None if capacity is None else capacity.candidates
     candidates = march(rays, occupancy, settings.step, jitter, room, warp)
     count = candidates.ray_offsets[-1]

@@ -39,7 +39,7 @@ class ResolvedConfig(RunConfig):
 # With fewer photographs, training memorises them pixel by pixel unless it is short and fine levels decay.
 _MANY_PHOTOGRAPHS = 100
 
-# Settings that rule out a preset with sparse levels.
+# Settings with which a preset with sparse levels is not chosen.
 _RESOLUTION_SETTINGS = frozenset(
     ("trainer.finest_resolution", "trainer.sparse_resolutions", "trainer.stages", "model.resolutions")
 )
@@ -48,10 +48,10 @@ _RESOLUTION_SETTINGS = frozenset(
 _REASONS = {
     "default": "a scene that ends at its box, and for models other than pyramid",
     "few_photographs": "this number of photographs",
-    "few_photographs_dense": "this number of photographs with settings that rule out sparse levels",
+    "few_photographs_dense": "this number of photographs with settings for which sparse levels are not used",
     "forward_facing": "photographs that all face the same way",
     "many_photographs": "this number of photographs",
-    "unbounded": "this number of photographs with settings that rule out sparse levels",
+    "unbounded": "this number of photographs with settings for which sparse levels are not used",
 }
 
 # Types of a session's arguments, and the words for them in messages.

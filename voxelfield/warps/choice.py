@@ -63,13 +63,9 @@ _FROM_MANY_SIDES = 0.12
 # A camera is astray if it is this many times as far from the median position as three quarters of the cameras are. At
 # most this fraction of the cameras can be astray: more belong to the capture.
 _ASTRAY = 6.0
-# Distances between cameras that are only rounding, as a fraction of their coordinates; how far the centres of cameras
-# that turn on the spot may be from a motion around one point, as a fraction of the farthest one's distance; as many
-# cameras may do so by chance.
-_ONE_PLACE = 1e-6
-_ON_THE_SPOT = 0.1
-_BY_CHANCE = 3
 _MOST_ASTRAY = 0.1
+# Distances between cameras that are only rounding, as a fraction of their coordinates.
+_ONE_PLACE = 1e-6
 # Numbers of points and cameras from which quantiles are computed.
 _MAX_POINTS = 4000
 _MAX_CAMERAS = 200
@@ -408,20 +404,13 @@ def box_of_cameras(c2w: Tensor) -> Tensor:
 
 
 def turn_on_the_spot(c2w: Tensor) -> bool:
-    """Returns whether cameras (N, 4, 4) turn around one point, as on a tripod, without all looking at it.
+    """Returns whether cameras (N, 4, 4), at least two, are all in one place, so that they show no distances.
 
-    They are then all at the same point of their frames, but for a tenth of their distances. The unit does not matter.
+    Of cameras that move a little as they turn, poses alone do not tell whether the movement is small for the scene.
     """
-    c2w = c2w.double()
-    offsets = c2w[:, :3, 3] - c2w[:, :3, 3].mean(dim=0)
-    farthest = float(offsets.norm(dim=-1).max())
-    if farthest <= _ONE_PLACE * float(c2w[:, :3, 3].abs().max()):
-        return len(c2w) > _BY_CHANCE
-    frames = torch.cat((torch.eye(3, dtype=torch.float64).expand(len(c2w), 3, 3), c2w[:, :3, :3]), dim=2)
-    solution = torch.linalg.lstsq(frames.flatten(0, 1), offsets.flatten(), driver="gelsd").solution
-    errors = (frames @ solution - offsets).norm(dim=-1)
-    outwards = float(solution[5]) <= 0.5 * float(solution[3:].norm())
-    return outwards and len(c2w) > _BY_CHANCE and float(errors.max()) <= _ON_THE_SPOT * farthest
+    origins = c2w[:, :3, 3].double()
+    farthest = float((origins - origins.mean(dim=0)).norm(dim=-1).max())
+    return len(c2w) > 1 and farthest <= _ONE_PLACE * float(origins.abs().max())
 
 
 def viewed_cube(c2w: Tensor) -> tuple[Tensor, Tensor, bool]:
