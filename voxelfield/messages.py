@@ -29,8 +29,8 @@ def error_in_words(error: BaseException) -> str:
         text = str(error)
     except Exception as failure:  # of a class from elsewhere
         text = f"its text cannot be shown, because of {type(failure).__name__}"
-    words = [f"{type(error).__name__}:", *text.split()]
-    return clipped(one_line(" ".join(words).removesuffix(":")), 300)
+    words = " ".join(f"{type(error).__name__}: {text}".split())
+    return clipped(one_line(words.removesuffix(":")), 300)
 
 
 def printable(name: str) -> str:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from voxelfield.config import Count
 from voxelfield.datasets import registry as datasets
 from voxelfield.export import registry as exports
 from voxelfield.export.registry import ExportFormat, Option
+from voxelfield.foundation import extensions
 
 LEGO = Path(__file__).parents[1] / "fixtures" / "lego"
 
@@ -277,3 +279,15 @@ def test_a_foreign_format_that_cannot_recognise_a_folder_harms_no_scene(
     line += kind.__name__ + ": .*of lego'?"
     assert sum(re.fullmatch(line, message) is not None for message in caplog.messages) == 1
     assert sum("tables" in message for message in caplog.messages) == 1
+
+
+def test_an_object_that_is_no_format_is_left_out_without_its_own_words(monkeypatch, caplog):
+    class Mute:
+        def __repr__(self) -> str:
+            raise KeyboardInterrupt
+
+    entry = SimpleNamespace(name="mute", value="mute:FORMAT", load=Mute)
+    monkeypatch.setattr(extensions, "entry_points", lambda group: [entry])
+    assert extensions.announced_objects("voxelfield.datasets", datasets.Format) == []
+    reason = "is left out, because it is no Format but a Mute"
+    assert caplog.messages == [f"the entry point mute = mute:FORMAT of voxelfield.datasets {reason}"]

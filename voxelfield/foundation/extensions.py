@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from voxelfield.interrupt import Interrupt
-from voxelfield.messages import clipped, error_in_words
+from voxelfield.messages import error_in_words
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def announced_objects(group: str, kind: type[T]) -> list[T]:
         if isinstance(value, kind):
             found.append(value)
         else:
-            logger.warning("%s is left out, because it is no %s: %s", name, kind.__name__, clipped(repr(value)))
+            logger.warning("%s is left out, because it is no %s but a %s", name, kind.__name__, type(value).__name__)
     return found
 
 
