@@ -427,6 +427,7 @@ def test_processes_on_gpus_use_expandable_segments_unless_told_otherwise(monkeyp
         raise RuntimeError("nobody there")
 
     monkeypatch.setattr(launching, "rendezvous", nobody)
+    monkeypatch.setattr(launching, "_connect", nobody)  # its thread might outlive this program, which torch aborts
     with pytest.raises(ConnectionError, match="nobody there"):
         launching.join(preset("devices=2"))
     chosen = {
