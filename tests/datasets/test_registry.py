@@ -77,6 +77,13 @@ def test_a_folder_is_loaded_by_the_format_that_recognises_it(tmp_path, pictures)
     assert len(pictures) == 3
 
 
+def test_a_format_that_loads_no_scene_is_named(tmp_path, monkeypatch):
+    empty = Format("empty", "pictures.txt", registry.contains(["pictures.txt"]), lambda folder, options: None)
+    monkeypatch.setattr(registry, "formats", lambda: (empty,))
+    with pytest.raises(ValueError, match=r"^the format empty must load a Scene, got a NoneType$"):
+        voxelfield.load_scene(make_pictures(tmp_path / "mine"))
+
+
 def test_the_first_format_that_recognises_a_folder_has_it(tmp_path, pictures):
     folder = make_pictures(tmp_path / "both")
     (folder / "transforms_train.json").touch()

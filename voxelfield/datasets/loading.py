@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from voxelfield.datasets import download as downloads
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.registry import FoundScene, recognise, scene_in, wanted_files
+from voxelfield.datasets.registry import Format, FoundScene, recognise, scene_in, wanted_files
 from voxelfield.datasets.scene import Scene
 from voxelfield.installed import BUNDLED_SCENE, MissingPackageError, bundled_scene, config_folder
 
@@ -80,14 +80,21 @@ def _load_in_a_format(found: FoundScene, options: LoadOptions) -> Scene:
     if not known:
         raise ValueError(f"model must be None for {folder}, which has no COLMAP models, got {options.model}")
     try:
-        return replace(known[0].load(folder, options), format=known[0].name)
+        return _loaded(known[0], folder, options)
     except (ValueError, FileNotFoundError) as error:
         for other in known[1:]:
             with contextlib.suppress(ValueError, OSError, MissingPackageError):
-                loaded = replace(other.load(folder, options), format=other.name)
+                loaded = _loaded(other, folder, options)
                 logger.warning("%s; the folder is read as %s instead", error, other.name)
                 return loaded
         raise
+
+
+def _loaded(known: Format, folder: Path, options: LoadOptions) -> Scene:
+    scene = known.load(folder, options)
+    if not isinstance(scene, Scene):  # of another package
+        raise ValueError(f"the format {known.name} must load a Scene, got a {type(scene).__name__}")
+    return replace(scene, format=known.name)
 
 
 def scene_of(scene: str, root: Path | str = "data", download: bool = False) -> FoundScene:
