@@ -135,14 +135,18 @@ struct MarchVisibleOps {
     STD_TORCH_CHECK(roulette >= 0.0 && roulette <= 1.0, "roulette must lie in 0..1, got ", roulette);
     const SegmentParts parts{rays.count, 0};
     Tensor slots = new_empty(in.origins, {rays.count, max_samples_per_ray}, ScalarType::Float);
-    Tensor lengths =
-        new_empty(in.origins, {rays.count, roulette > 0.0 ? max_samples_per_ray : 0}, ScalarType::Float);
+    Tensor lengths = new_empty(in.origins, {rays.count, roulette > 0.0 ? max_samples_per_ray : 0}, ScalarType::Float);
     Tensor counts = new_zeros(in.origins, {rays.count}, ScalarType::Int);
     Tensor sums = new_zeros(in.origins, {parts.count}, ScalarType::Long);
     if (rays.count > 0) {
       Backend::march(field, rays,
-                     SampleSlots{parts, data_of(slots), static_cast<int>(max_samples_per_ray), data_of(counts),
-                                 data_of(sums), max_total_samples, {static_cast<float>(roulette)},
+                     SampleSlots{parts,
+                                 data_of(slots),
+                                 static_cast<int>(max_samples_per_ray),
+                                 data_of(counts),
+                                 data_of(sums),
+                                 max_total_samples,
+                                 {static_cast<float>(roulette)},
                                  roulette > 0.0 ? static_cast<float*>(data_of(lengths)) : nullptr},
                      origins);
     }

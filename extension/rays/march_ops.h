@@ -297,11 +297,10 @@ struct MarchOps {
     const PackedTensors out = new_packed(in.origins, rays, capacity);
     const Packing packing = packing_of(counts, sums, 1, std::min<int64_t>(max_samples_per_ray, kMaxSteps), out);
     if (boxes.empty()) {
-      Backend::place_segments(
-          packing, SlottedSamples{data_of(in.origins), data_of(in.directions), rows, SamplePointers(out)});
-    } else {
       Backend::place_segments(packing,
-                              SlottedPieces{in.batch(step), nested_boxes(boxes), rows, SamplePointers(out)});
+                              SlottedSamples{data_of(in.origins), data_of(in.directions), rows, SamplePointers(out)});
+    } else {
+      Backend::place_segments(packing, SlottedPieces{in.batch(step), nested_boxes(boxes), rows, SamplePointers(out)});
     }
     return out;
   }
