@@ -64,11 +64,12 @@ def march_visible(
     field lies in nested boxes: rays are then in the world frame, and all other arguments and the samples are in warped
     coordinates.
 
-    With a positive ``roulette``, samples whose weight :math:`w = T \alpha` is below it are kept at random (Russian
-    roulette, Arvo and Kirk 1990), with the probability :math:`p = \min(1, \alpha \max(T / r, 4))`, which is w / r
-    where light is left. Those that are kept become so long that their opacity is :math:`\alpha / p`, so the mean
-    transmittance behind each sample stays, and with it the mean of every weight. Which are kept follows from the bits
-    of their distances, so it differs between random values of ``offset``.
+    With a positive ``roulette``, samples whose weight, transmittance times opacity, is below it are kept at random
+    (Russian roulette, Arvo and Kirk 1990), with the probability
+    ``min(1, opacity * max(transmittance / roulette, 4))``: where light is left, in proportion to their weight. Those
+    that are kept become so long that their opacity is divided by this probability. The mean transmittance behind each
+    sample therefore stays, and with it the mean of every weight. Which are kept follows from the bits of their
+    distances, so it differs between random values of ``offset``.
 
     Returns:
         The samples that were kept; ``dt`` is ``step`` without a roulette.
