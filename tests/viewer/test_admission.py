@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -108,11 +109,13 @@ def test_foreign_pages_steer_nothing(caplog):
                 pass
             assert asked(port, Host=f"{options.get('host', '127.0.0.1')}:{port}", Origin="http://x").status == 403
         for value, origin in enumerate((None, f"http://127.0.0.1:{port}"), 20):
-            with Client(port, origin=origin) as client, Client(port) as other:
+            with Client(port, origin=origin) as client:
                 client.look()
                 client.set(rate, value)
-                while other.receive("GuiUpdateMessage")["updates"].get("value") != value:
-                    pass
+                deadline = time.monotonic() + 60
+                while rate.value != value and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                assert rate.value == value
     refused = [message for message in caplog.messages if "refused" in message]
     assert len(refused) == 2, "one line for each kind of refusal"
 
