@@ -34,7 +34,7 @@ def forward_mode_active() -> bool:
 
 def needs_long_path() -> bool:
     """Tells whether ops are traced or transformed, so that the fast path to the kernel must not be used."""
-    return is_compiling() or is_tracing() or functorch_active() or forward_mode_level() >= 0
+    return traces_ops() or forward_mode_active()
 
 
 def to_record(inputs: Sequence[Any]) -> Sequence[Any] | None:
