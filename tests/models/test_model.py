@@ -242,3 +242,17 @@ def test_hooks_of_a_model_and_of_components_are_captured_once_and_replayed():
         assert 0 < len(calls) < hooks * steps
     with pytest.raises(RuntimeError, match="must be trained by a Session"):
         _ = copy.deepcopy(done.model).setup
+
+
+def test_the_roulette_outlasts_times_without_a_kernel(monkeypatch, caplog):
+    """While the grid changes, no working copies exist, without which no kernel marches the field on CUDA."""
+    settings = preset("model=pyramid", "trainer=smoke", "trainer.roulette=0.25", device="cpu")
+    run = Session(bricks(), settings)
+    with monkeypatch.context() as changing:
+        changing.setattr(voxelfield.RadianceField, "pyramid_density", lambda self: None)
+        assert run.model.settings.roulette == 0.25
+    assert run.model.settings.roulette == 0.25
+    assert "all faint samples are kept" not in caplog.text
+    settings = preset("model=pyramid", "trainer=smoke", "trainer.roulette=0.25", "model.geometry=24", device="cpu")
+    Session(bricks(), settings)
+    assert "all faint samples are kept in spite of model.roulette" in caplog.text

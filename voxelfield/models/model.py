@@ -176,9 +176,6 @@ class Model(nn.Module, Component):  # type: ignore[misc]
                 f"trainer.render.voxels_per_step must be at least {least:.3g}, so that no ray through the grid's box "
                 f"has more than {_MAX_SAMPLES} samples, got {self.sampling.voxels_per_step:g}"
             )
-        if self.roulette > 0 and not self.is_marched_at_once:
-            logger.warning("all faint samples are kept in spite of model.roulette: no kernel marches this field")
-            self.roulette = 0.0
         return RenderSettings(step, self.sampling.min_transmittance, self.sampling.min_weight, self.roulette)
 
     @property

@@ -108,6 +108,8 @@ class TrainingState:
         """Recreates everything that depends on the grids' shapes, apart from the optimizers' part of it."""
         # The graph captures these as numbers, because computing them inside the capture would read from the device.
         settings, captures = self.model.settings, self.config.trainer.cuda_graph
+        if settings.roulette > 0 and not self.model.is_marched_at_once:
+            logger.warning("all faint samples are kept in spite of model.roulette: no kernel marches this field")
         self._graphed = GraphedCall(lambda: self.training_step.run(settings), self.device, captures)
         self._layout = self.optimizers.layout
 
