@@ -91,5 +91,5 @@ def test_a_run_settles_everything_once(tmp_path, runs):
 def test_photographs_choose_their_trainer_without_starting_anew(tmp_path):
     write_capture(tmp_path / "room")
     found, output = counts(tmp_path / "runs", f"scene={tmp_path / 'room'}", *SMALL_PYRAMID)
-    assert "trainer=few_photographs_dense is the default" in output
+    assert "trainer=few_photographs is the default" in output
     assert found == once(1)

@@ -381,8 +381,8 @@ def train_apart(*overrides: str) -> subprocess.CompletedProcess:
         ("trainer.stpes=3", "configuration has no key trainer.stpes; did you mean trainer.steps?"),
         (
             "trainer=fst",
-            "trainer must be one of auto, best, cpu, default, fast, few_photographs, few_photographs_dense, "
-            "forward_facing, many_photographs, many_photographs_best, sh, smoke, unbounded, got 'fst'",
+            "trainer must be one of auto, best, cpu, default, fast, few_photographs, "
+            "forward_facing, many_photographs, many_photographs_best, sh, smoke, got 'fst'",
         ),
         ("seed=abc", "seed must be an integer, got 'abc'"),
         ("device=cuda", "no CUDA device, got 'cuda'"),
@@ -510,12 +510,11 @@ def places() -> dict[int, Scene]:
     ("count", "overrides", "expected"),
     [
         (99, (), "few_photographs"),
-        (99, ("trainer.finest_resolution=320",), "few_photographs_dense"),
+        (99, ("trainer.finest_resolution=320",), "few_photographs"),
         (100, (), "many_photographs"),
         (100, ("trainer=auto", "model=pyramid", "seed=1", "camera=none"), "many_photographs"),
-        (100, ("camera=refine",), "unbounded"),
-        (100, ("camera.name=refine",), "unbounded"),
-        (100, ("model.resolutions=[16,32,480]",), "unbounded"),
+        (100, ("camera=refine",), "many_photographs"),
+        (100, ("model.resolutions=[16,32,320]",), "many_photographs"),
         (100, ("trainer=fast",), "fast"),
         (99, ("trainer=default",), "default"),
         (100, ("model=sh",), "sh"),
@@ -536,12 +535,12 @@ def test_settings_apply_to_the_trainer_that_the_scene_chooses(places, tmp_path, 
         "++trainer.finest_resolution=320",
     )
     settings = settings_of_run(monkeypatch, tmp_path, *overrides, scene=places[100])
-    assert settings == preset(*overrides, "trainer=unbounded", device="cpu", name="train")
+    assert settings == preset(*overrides, "trainer=many_photographs", device="cpu", name="train")
     assert (settings.trainer.loss.tv_until, settings.model.resolutions[-1]) == (500, 320)
     recorded = OmegaConf.load(tmp_path / ".hydra" / "config.yaml")
     assert parse(RunConfig, recorded) == settings
     given = OmegaConf.load(tmp_path / ".hydra" / "overrides.yaml")
-    assert given == [*overrides, "device=cpu", "trainer=unbounded"]
+    assert given == [*overrides, "device=cpu", "trainer=many_photographs"]
 
 
 def test_a_scene_that_ends_at_its_box_is_not_loaded_to_choose_the_trainer(tmp_path, monkeypatch):

@@ -295,8 +295,8 @@ def test_values_of_the_wrong_type(override, message):
         ("trainer.stages=[{step: 0, resolution: 1}]", "trainer.stages[0].resolution must be at least 2, got 1"),
         (
             "trainer.finest_resolution=200",
-            "trainer.stages must not become coarser without a crop (the last is trainer.finest_resolution in the "
-            "presets), got resolutions [64, 128, 256, 200]",
+            "trainer.stages must not become coarser without a crop (in the presets, "
+            "trainer.finest_resolution is one of them), got resolutions [64, 128, 256, 200]",
         ),
         ("model.kind=tree", "model.kind must be one of pyramid, sh, dense, got 'tree'"),
         ("model.view_degree=4", "model.view_degree must lie in [0, 3], got 4"),
@@ -382,9 +382,9 @@ def test_defaults_of_models_are_those_of_their_files_and_build(name, schema):
     assert field.grid.channels == {"pyramid": 24, "sh": 28, "dense": 12}[name]
 
 
-def test_faint_samples_of_many_photographs_are_kept_at_random():
-    assert preset("trainer=many_photographs", "model=pyramid").model.roulette == 0.01
-    assert preset("trainer=few_photographs", "model=pyramid").model.roulette == 0
+def test_faint_samples_of_photographs_are_kept_at_random():
+    for trainer, roulette in (("many_photographs", 0.01), ("few_photographs", 0.01), ("default", 0.0)):
+        assert preset(f"trainer={trainer}", "model=pyramid").model.roulette == roulette
     with pytest.raises(ValueError, match=r"^trainer\.roulette must lie in \[0, 1\], got 1\.5$"):
         preset("trainer.roulette=1.5")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -39,19 +39,12 @@ class ResolvedConfig(RunConfig):
 # With fewer photographs, training memorises them pixel by pixel unless it is short and fine levels decay.
 _MANY_PHOTOGRAPHS = 100
 
-# Settings with which a preset with sparse levels is not chosen.
-_RESOLUTION_SETTINGS = frozenset(
-    ("trainer.finest_resolution", "trainer.sparse_resolutions", "trainer.stages", "model.resolutions")
-)
-
 # Why trainer=auto stands for a file in configs/trainer.
 _REASONS = {
     "default": "a scene that ends at its box, and for models other than pyramid",
     "few_photographs": "this number of photographs",
-    "few_photographs_dense": "this number of photographs with settings for which sparse levels are not used",
     "forward_facing": "photographs that all face the same way",
     "many_photographs": "this number of photographs",
-    "unbounded": "this number of photographs with settings for which sparse levels are not used",
 }
 
 # Types of a session's arguments, and the words for them in messages.
@@ -102,21 +95,17 @@ def resolve(settings: RunConfig, scene: Scene, warp: Warp | None) -> ResolvedCon
     return ResolvedConfig(**vars(settings) | settled)
 
 
-def trainer_for(scene: Scene, warp: Warp | None, model: str, *, keys: Collection[str], refines: bool) -> str:
+def trainer_for(scene: Scene, warp: Warp | None, model: str) -> str:
     """Returns the file in ``configs/trainer`` that ``trainer=auto`` stands for.
 
     Presets for photographs are meant for scenes with a warp, which consist of photographs of a place, and for the
-    default file in ``configs/model``. Those with sparse levels are left out if cameras are refined, for which they were
-    not measured, and if the user has given keys of resolutions, which contradict those of the preset.
+    default file in ``configs/model``.
     """
     if warp is None or model != "pyramid":
         return "default"
-    sparse = not refines and _RESOLUTION_SETTINGS.isdisjoint(keys)
     if sum(len(split) for split in scene.splits.values()) >= _MANY_PHOTOGRAPHS:
-        return "many_photographs" if sparse else "unbounded"
-    if warp.is_forward_facing:
-        return "forward_facing"
-    return "few_photographs" if sparse else "few_photographs_dense"
+        return "many_photographs"
+    return "forward_facing" if warp.is_forward_facing else "few_photographs"
 
 
 def completed(given: dict[str, Any], scene: Scene, warp: Warp | None, device: str) -> RunConfig:
@@ -136,9 +125,7 @@ def completed(given: dict[str, Any], scene: Scene, warp: Warp | None, device: st
     if files:
         kind, name = given["model"] if "model" in files else given["model"].kind, config_name(device)
         if given.get("trainer") == "auto" or (given.get("trainer") is None and name == "train"):
-            # A model that is given as an object has its own resolutions.
-            keys, camera = () if "model" in files else ("model.resolutions",), given.get("camera")
-            chosen = trainer_for(scene, warp, kind, keys=keys, refines=camera is not None and camera.refines)
+            chosen = trainer_for(scene, warp, kind)
             files["trainer"] = files["trainer"] if chosen == "default" else chosen
         # A model that is not declared anywhere has no file, but can be trained nevertheless.
         files["model"] = kind if "model" in files or kind in known_models() else None
@@ -216,8 +203,7 @@ class AutoTrainer:
         Raises:
             ValueError: A setting contradicts those of the preset.
         """
-        keys = {text.lstrip("+").partition("=")[0] for text in self.overrides}
-        name = trainer_for(scene, warp, self.model, keys=keys, refines=settings.camera.refines)
+        name = trainer_for(scene, warp, self.model)
         logger.info("trainer=%s is the default for %s", name, _REASONS[name])
         if name == "default":
             return settings

@@ -174,10 +174,10 @@ class TrainerConfig(Group):
             :class:`voxelfield.fields.decoders.FusedMLPDecoder` (which is float16 on CUDA, float32 on the CPU); on CUDA,
             with a 16-bit precision grids are read from float16 copies.
         loss_scale: Factor on gradients against underflow in float16; it does not affect the updates.
-        finest_resolution: Resolution of the finest level; only an interpolation target for ``stages`` and
+        finest_resolution: Resolution of the finest dense level; only an interpolation target for ``stages`` and
             ``model.resolutions``.
-        sparse_resolutions: Resolutions of levels that are allocated only where images show something; likewise only an
-            interpolation target.
+        sparse_resolutions: Resolutions of levels, finer than every dense one, that are allocated only where images
+            show something; likewise only an interpolation target.
         roulette: Weight below which samples are kept at random in training; likewise only an interpolation target.
         stages: Coarse-to-fine schedule; the first stage starts at step 0.
         model_file: Precision of the features in the model file of a finished run: ``exact``, float16; ``standard``, at
@@ -323,8 +323,8 @@ class TrainerConfig(Group):
         # In a cropped box, even fewer voxels can be finer ones.
         if any(later.resolution < earlier.resolution and not later.crop for earlier, later in pairwise(self.stages)):
             raise ValueError(
-                f"{name}.stages must not become coarser without a crop (the last is {name}.finest_resolution in the "
-                f"presets), got resolutions {self.resolutions}"
+                f"{name}.stages must not become coarser without a crop (in the presets, {name}.finest_resolution is "
+                f"one of them), got resolutions {self.resolutions}"
             )
 
 
