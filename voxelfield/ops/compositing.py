@@ -236,5 +236,4 @@ def _light(
         alpha, ray_offsets = pack_equal_rays("alpha", values)
         return _light(alpha, dt, ray_offsets, min_transmittance, transmittance=transmittance).view(values.shape)
     samples = widen(values), widen(dt), int64_offsets(ray_offsets, "alpha" if dt is None else "density", values)
-    light: Tensor = light_packed(*samples, min_transmittance, transmittance)
-    return light
+    return light_packed(*samples, min_transmittance, transmittance)

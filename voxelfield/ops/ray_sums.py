@@ -168,8 +168,7 @@ def scan(values: MaybeTensor, factors: MaybeTensor, ray_offsets: Tensor, form: i
     Returns:
         (M, C); zeros for rows of no ray.
     """
-    scanned: Tensor = _scan_along_rays(values, factors, ray_offsets, form, reverse)
-    return scanned
+    return _scan_along_rays(values, factors, ray_offsets, form, reverse)
 
 
 class _AlongRays(OpFunction):

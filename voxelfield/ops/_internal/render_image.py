@@ -61,28 +61,11 @@ def render_pyramid_image(
         opacity-weighted mean distance in world units along the ray; float32. Does not synchronise with the device. The
         image is the same in every run on a device.
     """
-    image: tuple[Tensor, Tensor, Tensor] = _render_pyramid_image(
-        c2w,
-        intrinsics,
-        lens,
-        width,
-        height,
-        background,
-        *cells_to_walk(occupied, "c2w", c2w),
-        aabb_occupancy,
-        list(levels),
-        list(blocks),
-        aabb,
-        list(density_weights),
-        list(color_weights),
-        step,
-        density_initial,
-        view_degree,
-        min_transmittance,
-        min_weight,
-        list(boxes),
-    )
-    return image
+    camera = (c2w, intrinsics, lens, width, height, background)
+    cells = (*cells_to_walk(occupied, "c2w", c2w), aabb_occupancy)
+    field = (list(levels), list(blocks), aabb, list(density_weights), list(color_weights))
+    numbers = (step, density_initial, view_degree, min_transmittance, min_weight)
+    return _render_pyramid_image(*camera, *cells, *field, *numbers, list(boxes))
 
 
 def empty_image(c2w: Tensor, width: int, height: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,8 +75,7 @@ def empty_image(c2w: Tensor, width: int, height: int) -> tuple[Tensor, Tensor, T
 
 def pyramid_image_fits(like: Tensor, width: int) -> bool:
     """Tells whether a block on the device of ``like`` has room for networks with hidden layers of ``width``."""
-    fits: bool = _pyramid_image_fits(like, width)
-    return fits
+    return _pyramid_image_fits(like, width)
 
 
 _render_pyramid_image = declare("render_pyramid_image", empty_image)
@@ -184,27 +166,10 @@ def render_grid_image(
         opacity-weighted mean distance in world units along the ray, 0 where opacity is 0; float32. Does not
         synchronise with the device.
     """
-    features, density, box = field.features, field.density, field.aabb
-    image: tuple[Tensor, Tensor, Tensor] = _render_grid_image(
-        c2w,
-        intrinsics,
-        lens,
-        width,
-        height,
-        background,
-        *cells_to_walk(occupied, "c2w", c2w),
-        aabb_occupancy,
-        features,
-        density,
-        box,
-        step,
-        field.degree,
-        density_scale,
-        density_shift,
-        min_transmittance,
-        min_weight,
-    )
-    return image
+    camera = (c2w, intrinsics, lens, width, height, background)
+    cells = (*cells_to_walk(occupied, "c2w", c2w), aabb_occupancy)
+    numbers = (step, field.degree, density_scale, density_shift, min_transmittance, min_weight)
+    return _render_grid_image(*camera, *cells, field.features, field.density, field.aabb, *numbers)
 
 
 _render_grid_image = declare("render_grid_image", empty_image)
@@ -259,25 +224,10 @@ def render_baked_image(
         world units, and the unit directions (height, width, 3) of the rays; float32. Does not synchronise with the
         device.
     """
-    image: tuple[Tensor, Tensor, Tensor, Tensor] = _render_baked_image(
-        c2w,
-        intrinsics,
-        lens,
-        width,
-        height,
-        *cells_to_walk(occupied, "c2w", c2w),
-        aabb_occupancy,
-        log_density,
-        values,
-        blocks,
-        aabb,
-        clip,
-        step,
-        min_transmittance,
-        min_weight,
-        list(boxes),
-    )
-    return image
+    camera = (c2w, intrinsics, lens, width, height)
+    cells = (*cells_to_walk(occupied, "c2w", c2w), aabb_occupancy)
+    field = (log_density, values, blocks, aabb, clip)
+    return _render_baked_image(*camera, *cells, *field, step, min_transmittance, min_weight, list(boxes))
 
 
 def _results(c2w: Tensor, width: int, height: int, values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
