@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from voxelfield.foundation.autograd import MaybeTensor
 from voxelfield.ops._compositing import composite_packed, int64_offsets, light_packed, per_sample
 from voxelfield.ops._packing import pack_equal_rays
 from voxelfield.ops.ray_sums import widen
@@ -144,17 +143,9 @@ def ray_weights(
 ) -> Tensor:
     """Returns the weights, (M,) or (R, S), of :func:`composite` alone: each sample's share of its pixel.
 
-    Args:
-        density: As for :func:`composite`; differentiable.
-        dt: As for :func:`composite`; differentiable.
-        ray_offsets: As for :func:`composite`.
-        min_transmittance: As for :func:`composite`.
-
-    Raises:
-        TypeError: As for :func:`composite`.
-        ValueError: As for :func:`composite`.
+    Arguments, derivatives and errors are those of :func:`composite`.
     """
-    return _light_of_density(density, dt, ray_offsets, min_transmittance, transmittance=False)
+    return _light(density, ray_offsets, min_transmittance, dt=dt, transmittance=False)
 
 
 def ray_transmittance(
@@ -166,18 +157,10 @@ def ray_transmittance(
 ) -> Tensor:
     """Returns the share of light, (M,) or (R, S), that reaches each sample; 0 where a ray has stopped.
 
-    Args:
-        density: As for :func:`composite`; differentiable. One that is not finite is ignored here; it shows in the
-            weights.
-        dt: As for :func:`composite`; differentiable.
-        ray_offsets: As for :func:`composite`.
-        min_transmittance: As for :func:`composite`.
-
-    Raises:
-        TypeError: As for :func:`composite`.
-        ValueError: As for :func:`composite`.
+    Arguments, derivatives and errors are those of :func:`composite`, but a density that is not finite is ignored here:
+    it shows in the weights.
     """
-    return _light_of_density(density, dt, ray_offsets, min_transmittance, transmittance=True)
+    return _light(density, ray_offsets, min_transmittance, dt=dt, transmittance=True)
 
 
 def alpha_weights(
@@ -185,16 +168,9 @@ def alpha_weights(
 ) -> Tensor:
     """Returns the weights, (M,) or (R, S), of :func:`composite_alphas` alone.
 
-    Args:
-        alpha: As for :func:`composite_alphas`; differentiable.
-        ray_offsets: As for :func:`composite`.
-        min_transmittance: As for :func:`composite`.
-
-    Raises:
-        TypeError: As for :func:`composite`.
-        ValueError: As for :func:`composite`.
+    Arguments, derivatives and errors are those of :func:`composite_alphas`.
     """
-    return _light(alpha, None, ray_offsets, min_transmittance, transmittance=False)
+    return _light(alpha, ray_offsets, min_transmittance, transmittance=False)
 
 
 def alpha_transmittance(
@@ -202,16 +178,9 @@ def alpha_transmittance(
 ) -> Tensor:
     """Returns the share of light, (M,) or (R, S), that reaches samples of given opacity; 0 where a ray has stopped.
 
-    Args:
-        alpha: As for :func:`composite_alphas`; differentiable.
-        ray_offsets: As for :func:`composite`.
-        min_transmittance: As for :func:`composite`.
-
-    Raises:
-        TypeError: As for :func:`composite`.
-        ValueError: As for :func:`composite`.
+    Arguments, derivatives and errors are those of :func:`composite_alphas`.
     """
-    return _light(alpha, None, ray_offsets, min_transmittance, transmittance=True)
+    return _light(alpha, ray_offsets, min_transmittance, transmittance=True)
 
 
 def _named(results: tuple[Tensor, ...], with_distortion: bool) -> Composite:
@@ -219,21 +188,15 @@ def _named(results: tuple[Tensor, ...], with_distortion: bool) -> Composite:
     return Composite(rgb, opacity, depth_sum, weights, distortion if with_distortion else None)
 
 
-def _light_of_density(
-    density: Tensor, dt: Tensor | float, ray_offsets: Tensor | None, min_transmittance: float, *, transmittance: bool
-) -> Tensor:
-    if ray_offsets is None:
-        packed, dt, ray_offsets = pack_equal_rays("density", density, dt=dt)
-        light = _light_of_density(packed, dt, ray_offsets, min_transmittance, transmittance=transmittance)
-        return light.view(density.shape)
-    return _light(density, per_sample(dt, density), ray_offsets, min_transmittance, transmittance=transmittance)
-
-
 def _light(
-    values: Tensor, dt: MaybeTensor, ray_offsets: Tensor | None, min_transmittance: float, *, transmittance: bool
+    values: Tensor, ray_offsets: Tensor | None, min_transmittance: float, *, transmittance: bool, **lengths: Any
 ) -> Tensor:
+    """Returns weights or transmittances; ``lengths`` is ``dt`` if values are densities, and nothing if alphas."""
+    name = "density" if lengths else "alpha"
     if ray_offsets is None:
-        alpha, ray_offsets = pack_equal_rays("alpha", values)
-        return _light(alpha, dt, ray_offsets, min_transmittance, transmittance=transmittance).view(values.shape)
-    samples = widen(values), widen(dt), int64_offsets(ray_offsets, "alpha" if dt is None else "density", values)
-    return light_packed(*samples, min_transmittance, transmittance)
+        packed, *dt, ray_offsets = pack_equal_rays(name, values, **lengths)
+        lengths = dict(zip(lengths, dt, strict=True))
+        return _light(packed, ray_offsets, min_transmittance, transmittance=transmittance, **lengths).view(values.shape)
+    widths = widen(per_sample(lengths["dt"], values)) if lengths else None
+    offsets = int64_offsets(ray_offsets, name, values)
+    return light_packed(widen(values), widths, offsets, min_transmittance, transmittance)

@@ -30,17 +30,8 @@ def march_pieces(
 ) -> PackedSamples:
     """Marches rays through nested boxes; otherwise the same as :func:`march_rays`.
 
-    Args:
-        origins: (R, 3) float32, world units.
-        directions: (R, 3) float32, unit length.
-        near: (R,) float32, world units.
-        far: (R,) float32, world units; may be infinite.
-        occupied: Cells in warped coordinates.
-        aabb: (2, 3) float32, the box of these cells in warped coordinates.
-        step: Distance between samples in warped coordinates.
-        boxes: :attr:`voxelfield.warps.nested_boxes.NestedBoxes.op_arguments`.
-        offset: As for :func:`march_rays`.
-        capacity: As for :func:`march_rays`.
+    Rays, ``offset`` and ``capacity`` are as for :func:`march_rays`. The cells, their box ``aabb`` and ``step`` are in
+    warped coordinates; ``boxes`` is :attr:`voxelfield.warps.nested_boxes.NestedBoxes.op_arguments`.
 
     Returns:
         The samples of the R rays; positions, distances and lengths are in warped coordinates. Distances rise along a

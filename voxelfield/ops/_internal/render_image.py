@@ -197,27 +197,14 @@ def render_baked_image(
     r"""Sums the values of a baked field along the ray of every pixel of a camera, in one kernel; without gradient.
 
     A sample's density is exp of the interpolated ``log_density``, and its values are interpolated too. They are summed
-    with the rendering weights (Max 1995). Camera, occupied cells and thresholds are as for
-    :func:`render_pyramid_image`.
+    with the rendering weights (Max 1995). Camera, occupied cells, thresholds and ``boxes`` are as for
+    :func:`render_pyramid_image`; ``aabb_occupancy``, ``aabb`` and ``step`` are in warped coordinates.
 
-    Args:
-        c2w: (4, 4) float32, camera to world.
-        intrinsics: (4,) float32.
-        width: Of the image, in pixels.
-        height: Of the image, in pixels.
-        occupied: (X, Y, Z) distances of empty cells to occupied ones, or packed bits.
-        aabb_occupancy: (2, 3) float32, their box, in warped coordinates.
-        log_density: (8 A, 8 B, 8 C) float16, the logarithms of densities, per unit in warped coordinates: an atlas of
-            blocks as in :class:`voxelfield.grids.sparse_grid.SparseGrid`.
-        values: (8 A, 8 B, 8 C, V) uint8, V = 8 or 16, in the same places: 255 stands for 1.
-        blocks: (X', Y', Z') int32, the table of these blocks.
-        aabb: (2, 3) float32, the box of the lattice, in warped coordinates.
-        lens: The camera's lens, or None.
-        clip: (2, 3) float32, a box to which rays are clipped; None with ``boxes``.
-        step: Distance between samples, in warped coordinates.
-        min_transmittance: A ray stops once its transmittance falls below this.
-        min_weight: Samples with a smaller weight are ignored.
-        boxes: The nested boxes that cut rays into pieces, as for :func:`march_visible`; none if rays are straight.
+    The field is an atlas of blocks as in :class:`voxelfield.grids.sparse_grid.SparseGrid`: ``log_density``
+    (8 A, 8 B, 8 C) float16 has the logarithms of densities, per unit in warped coordinates, and ``values``
+    (8 A, 8 B, 8 C, V) uint8, V = 8 or 16, where 255 stands for 1. ``blocks`` (X', Y', Z') int32 is the table of these
+    blocks, and ``aabb`` (2, 3) float32 the box of their lattice. ``clip`` is (2, 3) float32, a box to which rays are
+    clipped; None with ``boxes``.
 
     Returns:
         Sums (height, width, V), opacity (height, width), depth (height, width), the opacity-weighted mean distance in
