@@ -65,26 +65,6 @@ def _only_whole_rays(samples: PackedSamples) -> PackedSamples:
     )
 
 
-def march_through(
-    boxes: Sequence[float],
-    origins: Tensor,
-    directions: Tensor,
-    near: Tensor,
-    far: Tensor,
-    occupied: OccupancyBits,
-    aabb: Tensor,
-    step: float,
-    offset: Tensor | None = None,
-    *,
-    capacity: int | None = None,
-) -> PackedSamples:
-    """Calls :func:`march_pieces` where there are nested boxes, otherwise :func:`march_rays`."""
-    rays = (origins, directions, near, far, occupied, aabb, step)
-    if boxes:
-        return march_pieces(*rays, boxes, offset, capacity=capacity)
-    return march_rays(*rays, offset, capacity=capacity)
-
-
 def world_distances(boxes: Sequence[float], samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
     """Returns the distances (M,) of samples in warped coordinates from their rays' origins, world units.
 
