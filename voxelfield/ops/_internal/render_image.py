@@ -143,23 +143,12 @@ def render_grid_image(
     """Renders the image of a camera in one kernel, rays included, without gradient.
 
     Each pixel is the result of :func:`render_grid` for its ray of :meth:`voxelfield.Cameras.image_rays` through the box
-    of ``field``. Neighbouring threads render neighbouring pixels.
+    of ``field``, which :meth:`PackedSHGrid.pack` makes. Neighbouring threads render neighbouring pixels.
 
-    Args:
-        c2w: (4, 4) float32, camera to world; camera axes x right, y up, looking along -z.
-        intrinsics: (4,) float32, fx, fy, cx, cy in pixels.
-        width: Width of the image in pixels.
-        height: Height of the image in pixels.
-        background: (3,) float32 colour behind the scene.
-        occupied: As for :func:`render_grid`; empty distances are fastest.
-        aabb_occupancy: (2, 3) float32, lower and upper corner.
-        field: The field, see :meth:`PackedSHGrid.pack`. All tensors are on one device.
-        lens: (14,) float32, a row of :attr:`voxelfield.rendering.lens.Lens.rows`, or None for a pinhole.
-        step: Distance between samples, world units.
-        density_scale: As for :func:`render_grid`.
-        density_shift: As for :func:`render_grid`.
-        min_transmittance: As for :func:`render_grid`.
-        min_weight: As for :func:`render_grid`.
+    The camera is ``c2w`` (4, 4) float32, camera to world, with axes x right, y up, looking along -z; ``intrinsics``
+    (4,) float32, fx, fy, cx, cy in pixels; ``width`` and ``height`` in pixels; and ``lens`` (14,) float32, a row of
+    :attr:`voxelfield.rendering.lens.Lens.rows`, or None for a pinhole. ``background`` is (3,) float32, behind the
+    scene. All else is as for :func:`render_grid`; ``occupied`` is read fastest as empty distances.
 
     Returns:
         rgb (height, width, 3) over the background, opacity (height, width) and depth (height, width), the
