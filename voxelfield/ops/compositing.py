@@ -145,7 +145,7 @@ def ray_weights(
 
     Arguments, derivatives and errors are those of :func:`composite`.
     """
-    return _light(density, ray_offsets, min_transmittance, dt=dt, transmittance=False)
+    return _light("density", density, dt, ray_offsets, min_transmittance, transmittance=False)
 
 
 def ray_transmittance(
@@ -160,7 +160,7 @@ def ray_transmittance(
     Arguments, derivatives and errors are those of :func:`composite`, but a density that is not finite is ignored here:
     it shows in the weights.
     """
-    return _light(density, ray_offsets, min_transmittance, dt=dt, transmittance=True)
+    return _light("density", density, dt, ray_offsets, min_transmittance, transmittance=True)
 
 
 def alpha_weights(
@@ -170,7 +170,7 @@ def alpha_weights(
 
     Arguments, derivatives and errors are those of :func:`composite_alphas`.
     """
-    return _light(alpha, ray_offsets, min_transmittance, transmittance=False)
+    return _light("alpha", alpha, None, ray_offsets, min_transmittance, transmittance=False)
 
 
 def alpha_transmittance(
@@ -180,7 +180,7 @@ def alpha_transmittance(
 
     Arguments, derivatives and errors are those of :func:`composite_alphas`.
     """
-    return _light(alpha, ray_offsets, min_transmittance, transmittance=True)
+    return _light("alpha", alpha, None, ray_offsets, min_transmittance, transmittance=True)
 
 
 def _named(results: tuple[Tensor, ...], with_distortion: bool) -> Composite:
@@ -189,14 +189,15 @@ def _named(results: tuple[Tensor, ...], with_distortion: bool) -> Composite:
 
 
 def _light(
-    values: Tensor, ray_offsets: Tensor | None, min_transmittance: float, *, transmittance: bool, **lengths: Any
+    name: str, values: Tensor, dt: Any, ray_offsets: Tensor | None, min_transmittance: float, *, transmittance: bool
 ) -> Tensor:
-    """Returns weights or transmittances; ``lengths`` is ``dt`` if values are densities, and nothing if alphas."""
-    name = "density" if lengths else "alpha"
+    """Returns weights or transmittances of values called ``density``, or ``alpha``, which have no ``dt``."""
+    alphas = name == "alpha"
     if ray_offsets is None:
-        packed, *dt, ray_offsets = pack_equal_rays(name, values, **lengths)
-        lengths = dict(zip(lengths, dt, strict=True))
-        return _light(packed, ray_offsets, min_transmittance, transmittance=transmittance, **lengths).view(values.shape)
-    widths = widen(per_sample(lengths["dt"], values)) if lengths else None
-    offsets = int64_offsets(ray_offsets, name, values)
-    return light_packed(widen(values), widths, offsets, min_transmittance, transmittance)
+        if alphas:
+            packed, ray_offsets = pack_equal_rays(name, values)
+        else:
+            packed, dt, ray_offsets = pack_equal_rays(name, values, dt=dt)
+        return _light(name, packed, dt, ray_offsets, min_transmittance, transmittance=transmittance).view(values.shape)
+    dt = None if alphas else widen(per_sample(dt, values))
+    return light_packed(widen(values), dt, int64_offsets(ray_offsets, name, values), min_transmittance, transmittance)

@@ -83,12 +83,14 @@ def grid_adam_(
     """
     if len(params) == 0:
         return
-    grids = [list(tensors) for tensors in (params, exp_avgs, exp_avg_sqs, grads)]
-    numbers = [[_on_device(value, params[0].device) for value in values] for values in (lrs, steps)]
-    optional = (working, tiles, tile_counts, touched, channel_rates)
-    copies, *others = [[None] * len(params) if tensors is None else list(tensors) for tensors in optional]
+    grids = (list(params), list(exp_avgs), list(exp_avg_sqs), list(grads))
+    device = params[0].device
+    numbers = ([_on_device(value, device) for value in lrs], [_on_device(value, device) for value in steps])
+    none: list[Tensor | None] = [None] * len(params)
+    copies = none if working is None else list(working)
+    optional = [none if x is None else list(x) for x in (tiles, tile_counts, touched, channel_rates)]
     rule = (*betas, eps, weight_decay, l2_penalty, skip_untouched, clear_grad)
-    _grid_adam_(*grids, copies, *numbers, *others, grad_scale, found_inf, *rule)
+    _grid_adam_(*grids, copies, *numbers, *optional, grad_scale, found_inf, *rule)
 
 
 def _on_device(value: Tensor | float, device: torch.device) -> Tensor:
