@@ -43,7 +43,7 @@ FILE = re.compile(r"^`([^`\n]+)`\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTAL
 INSERT_BEFORE = {
     "extension/module/library.cpp": "}\n",
     "voxelfield/ops/__init__.py": "\n__all__ = [\n",
-    "tests/op_contracts.py": "# --- networks, colours\n",
+    "tests/op_contracts.py": "# --- space, lenses and images\n",
 }
 
 

@@ -322,8 +322,7 @@ def _splat(
 ) -> Sequence[MaybeTensor]:
     """Splats only into the wanted sources."""
     if all(wanted):
-        sums: tuple[Tensor, ...] = Splat.apply(values, points, shapes, stencil)
-        return sums
+        return Splat.apply(values, points, shapes, stencil)
     if not any(wanted):
         return [None] * len(wanted)
     columns = stencil.select(values, shapes, wanted)

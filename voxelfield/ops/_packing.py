@@ -64,16 +64,10 @@ def offsets_from_ray_index(ray_index: Tensor, rays: int) -> Tensor:
 def pack_info(ray_index: Tensor, rays: int) -> Tensor:
     """Returns the first sample of each ray and the number of its samples, which is nerfacc's form of ray offsets.
 
-    Args:
-        ray_index: As for :func:`offsets_from_ray_index`.
-        rays: The number of rays R.
+    Arguments and errors are those of :func:`offsets_from_ray_index`.
 
     Returns:
         (R, 2) int64 of ``[first, count]``. ``ray_offsets`` are the first column, followed by M.
-
-    Raises:
-        TypeError: As for :func:`offsets_from_ray_index`.
-        ValueError: As for :func:`offsets_from_ray_index`.
     """
     offsets = offsets_from_ray_index(ray_index, rays)
     return torch.stack((offsets[:-1], offsets.diff()), dim=1)

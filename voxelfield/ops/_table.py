@@ -169,9 +169,9 @@ class Op:
         """Runs the op in any situation."""
         try:
             if is_compiling() or is_tracing():
-                return self._run_traced(arguments)
+                return self._run_transformed(arguments, traced=True)
             if functorch_active() or forward_mode_level() >= 0:
-                return self._run_transformed(arguments)
+                return self._run_transformed(arguments, traced=False)
             if self.function is not None and is_grad_enabled():
                 inputs = arguments if self.inputs is None else self.inputs(*arguments)
                 if (recorded := to_record(inputs)) is not None:
@@ -188,23 +188,16 @@ class Op:
                 raise
         return self(*arguments)
 
-    def _run_traced(self, arguments: Sequence[Any]) -> Any:
-        """Calls the raw op, which a trace can contain, where an autograd Function would hide it."""
+    def _run_transformed(self, arguments: Sequence[Any], traced: bool) -> Any:
+        """Runs the op in a trace, under ``torch.func``, or while tensors may carry tangents."""
         _library.ensure_loaded(_device(arguments).type)
         if self.written:
             with torch.no_grad():
                 return self.raw(*arguments)
-        return self.raw(*self._with_constants(arguments))
-
-    def _run_transformed(self, arguments: Sequence[Any]) -> Any:
-        """Runs the op under ``torch.func``, or while tensors may carry tangents."""
-        _serve(arguments)
-        if self.written:
-            with torch.no_grad():
-                return self.raw(*arguments)
-        if self._check is not None:
+        if self._check is not None and not traced:
             self._check(*arguments)
-        run = self.raw if self._apply is None else self._apply
+        # A trace can contain the raw op, where an autograd Function would hide it.
+        run = self.raw if traced or self._apply is None else self._apply
         return run(*self._with_constants(arguments))
 
     def _with_constants(self, arguments: Sequence[Any]) -> Sequence[Any]:

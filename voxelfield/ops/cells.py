@@ -45,8 +45,7 @@ def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
         ValueError: An argument has the wrong shape or is on another device.
         NotImplementedError: A third derivative is requested.
     """
-    interpolated: Tensor = _interpolate(feats, as_coordinates(points, feats), False)
-    return interpolated
+    return _interpolate(feats, as_coordinates(points, feats), False)
 
 
 def _check(feats: Tensor, points: Tensor) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from voxelfield.foundation.autograd import MaybeTensor
 from voxelfield.ops._compositing import composite_packed, int64_offsets, light_packed, per_sample
 from voxelfield.ops._packing import pack_equal_rays
 from voxelfield.ops.ray_sums import widen
@@ -144,17 +143,9 @@ def ray_weights(
 ) -> Tensor:
     """Returns the weights, (M,) or (R, S), of :func:`composite` alone: each sample's share of its pixel.
 
-    Args:
-        density: As for :func:`composite`; differentiable.
-        dt: As for :func:`composite`; differentiable.
-        ray_offsets: As for :func:`composite`.
-        min_transmittance: As for :func:`composite`.
-
-    Raises:
-        TypeError: As for :func:`composite`.
-        ValueError: As for :func:`composite`.
+    Arguments, derivatives and errors are those of :func:`composite`.
     """
-    return _light_of_density(density, dt, ray_offsets, min_transmittance, transmittance=False)
+    return _light("density", density, dt, ray_offsets, min_transmittance, transmittance=False)
 
 
 def ray_transmittance(
@@ -166,18 +157,10 @@ def ray_transmittance(
 ) -> Tensor:
     """Returns the share of light, (M,) or (R, S), that reaches each sample; 0 where a ray has stopped.
 
-    Args:
-        density: As for :func:`composite`; differentiable. One that is not finite is ignored here; it shows in the
-            weights.
-        dt: As for :func:`composite`; differentiable.
-        ray_offsets: As for :func:`composite`.
-        min_transmittance: As for :func:`composite`.
-
-    Raises:
-        TypeError: As for :func:`composite`.
-        ValueError: As for :func:`composite`.
+    Arguments, derivatives and errors are those of :func:`composite`, but a density that is not finite is ignored here:
+    it shows in the weights.
     """
-    return _light_of_density(density, dt, ray_offsets, min_transmittance, transmittance=True)
+    return _light("density", density, dt, ray_offsets, min_transmittance, transmittance=True)
 
 
 def alpha_weights(
@@ -185,16 +168,9 @@ def alpha_weights(
 ) -> Tensor:
     """Returns the weights, (M,) or (R, S), of :func:`composite_alphas` alone.
 
-    Args:
-        alpha: As for :func:`composite_alphas`; differentiable.
-        ray_offsets: As for :func:`composite`.
-        min_transmittance: As for :func:`composite`.
-
-    Raises:
-        TypeError: As for :func:`composite`.
-        ValueError: As for :func:`composite`.
+    Arguments, derivatives and errors are those of :func:`composite_alphas`.
     """
-    return _light(alpha, None, ray_offsets, min_transmittance, transmittance=False)
+    return _light("alpha", alpha, None, ray_offsets, min_transmittance, transmittance=False)
 
 
 def alpha_transmittance(
@@ -202,16 +178,9 @@ def alpha_transmittance(
 ) -> Tensor:
     """Returns the share of light, (M,) or (R, S), that reaches samples of given opacity; 0 where a ray has stopped.
 
-    Args:
-        alpha: As for :func:`composite_alphas`; differentiable.
-        ray_offsets: As for :func:`composite`.
-        min_transmittance: As for :func:`composite`.
-
-    Raises:
-        TypeError: As for :func:`composite`.
-        ValueError: As for :func:`composite`.
+    Arguments, derivatives and errors are those of :func:`composite_alphas`.
     """
-    return _light(alpha, None, ray_offsets, min_transmittance, transmittance=True)
+    return _light("alpha", alpha, None, ray_offsets, min_transmittance, transmittance=True)
 
 
 def _named(results: tuple[Tensor, ...], with_distortion: bool) -> Composite:
@@ -219,22 +188,16 @@ def _named(results: tuple[Tensor, ...], with_distortion: bool) -> Composite:
     return Composite(rgb, opacity, depth_sum, weights, distortion if with_distortion else None)
 
 
-def _light_of_density(
-    density: Tensor, dt: Tensor | float, ray_offsets: Tensor | None, min_transmittance: float, *, transmittance: bool
-) -> Tensor:
-    if ray_offsets is None:
-        packed, dt, ray_offsets = pack_equal_rays("density", density, dt=dt)
-        light = _light_of_density(packed, dt, ray_offsets, min_transmittance, transmittance=transmittance)
-        return light.view(density.shape)
-    return _light(density, per_sample(dt, density), ray_offsets, min_transmittance, transmittance=transmittance)
-
-
 def _light(
-    values: Tensor, dt: MaybeTensor, ray_offsets: Tensor | None, min_transmittance: float, *, transmittance: bool
+    name: str, values: Tensor, dt: Any, ray_offsets: Tensor | None, min_transmittance: float, *, transmittance: bool
 ) -> Tensor:
+    """Returns weights or transmittances of values called ``density``, or ``alpha``, which have no ``dt``."""
+    alphas = name == "alpha"
     if ray_offsets is None:
-        alpha, ray_offsets = pack_equal_rays("alpha", values)
-        return _light(alpha, dt, ray_offsets, min_transmittance, transmittance=transmittance).view(values.shape)
-    samples = widen(values), widen(dt), int64_offsets(ray_offsets, "alpha" if dt is None else "density", values)
-    light: Tensor = light_packed(*samples, min_transmittance, transmittance)
-    return light
+        if alphas:
+            packed, ray_offsets = pack_equal_rays(name, values)
+        else:
+            packed, dt, ray_offsets = pack_equal_rays(name, values, dt=dt)
+        return _light(name, packed, dt, ray_offsets, min_transmittance, transmittance=transmittance).view(values.shape)
+    dt = None if alphas else widen(per_sample(dt, values))
+    return light_packed(widen(values), dt, int64_offsets(ray_offsets, name, values), min_transmittance, transmittance)

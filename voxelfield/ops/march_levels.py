@@ -106,19 +106,8 @@ def level_intervals(
 ) -> LevelIntervals:
     """Marches as :func:`march_levels` does, and returns where steps begin and end, to the last bit.
 
-    Args:
-        origins: As for :func:`march_levels`.
-        directions: As for :func:`march_levels`.
-        near: As for :func:`march_levels`.
-        far: As for :func:`march_levels`.
-        occupied: As for :func:`march_levels`.
-        aabbs: As for :func:`march_levels`.
-        step: As for :func:`march_levels`.
-        cone_angle: As for :func:`march_levels`.
-        max_count: Largest number of intervals of a ray, which stops after them. None for no limit.
-
-    Returns:
-        The intervals. Synchronises with the device once.
+    Other arguments are those of :func:`march_levels`; a ray stops after ``max_count`` intervals, if that is not None.
+    Synchronises with the device once.
     """
     rays = (origins, directions, near, far)
     walk, counts, stops = _count_intervals(rays, occupied, aabbs, step, cone_angle, max_count)

@@ -54,8 +54,7 @@ def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None
     """
     if isinstance(weights, Tensor) or not isinstance(weights, Sequence):
         raise ArgumentTypeError(f"weights must be a sequence of torch.Tensors, got {type(weights).__name__}")
-    result: Tensor = _mlp(input, list(weights), count)
-    return result
+    return _mlp(input, list(weights), count)
 
 
 def _check(input: Tensor, weights: list[Tensor], count: MaybeTensor) -> None:

@@ -66,16 +66,7 @@ def inclusive_sum(values: Tensor, ray_offsets: Tensor) -> Tensor:
 def exclusive_sum(values: Tensor, ray_offsets: Tensor) -> Tensor:
     r"""Sums over the samples before each one on its ray: :math:`\sum_{j < i} v_j`, 0 for the first.
 
-    Args:
-        values: As for :func:`inclusive_sum`.
-        ray_offsets: As for :func:`inclusive_sum`.
-
-    Returns:
-        As :func:`inclusive_sum`.
-
-    Raises:
-        TypeError: As for :func:`sum_along_rays`.
-        ValueError: As for :func:`sum_along_rays`.
+    Arguments, result and errors are those of :func:`inclusive_sum`.
     """
     return _scan_values(values, ray_offsets, EXCLUSIVE, product=False)
 
@@ -83,18 +74,8 @@ def exclusive_sum(values: Tensor, ray_offsets: Tensor) -> Tensor:
 def inclusive_prod(values: Tensor, ray_offsets: Tensor) -> Tensor:
     r"""Multiplies up to each sample of its ray: :math:`\prod_{j \le i} v_j`.
 
-    Derivatives are computed without dividing by values, so they are right where values are zero.
-
-    Args:
-        values: As for :func:`inclusive_sum`.
-        ray_offsets: As for :func:`inclusive_sum`.
-
-    Returns:
-        As :func:`inclusive_sum`.
-
-    Raises:
-        TypeError: As for :func:`sum_along_rays`.
-        ValueError: As for :func:`sum_along_rays`.
+    Derivatives are computed without dividing by values, so they are right where values are zero. Arguments, result and
+    errors are those of :func:`inclusive_sum`.
     """
     return _scan_values(values, ray_offsets, INCLUSIVE, product=True)
 
@@ -102,19 +83,8 @@ def inclusive_prod(values: Tensor, ray_offsets: Tensor) -> Tensor:
 def exclusive_prod(values: Tensor, ray_offsets: Tensor) -> Tensor:
     r"""Multiplies the samples before each one on its ray: :math:`\prod_{j < i} v_j`, 1 for the first.
 
-    With ``1 - alpha`` as values, this is the transmittance. Derivatives are computed without dividing by values, so
-    they are right where values are zero.
-
-    Args:
-        values: As for :func:`inclusive_sum`.
-        ray_offsets: As for :func:`inclusive_sum`.
-
-    Returns:
-        As :func:`inclusive_sum`.
-
-    Raises:
-        TypeError: As for :func:`sum_along_rays`.
-        ValueError: As for :func:`sum_along_rays`.
+    With ``1 - alpha`` as values, this is the transmittance. Derivatives, arguments, result and errors are those of
+    :func:`inclusive_prod`.
     """
     return _scan_values(values, ray_offsets, EXCLUSIVE, product=True)
 
@@ -168,8 +138,7 @@ def scan(values: MaybeTensor, factors: MaybeTensor, ray_offsets: Tensor, form: i
     Returns:
         (M, C); zeros for rows of no ray.
     """
-    scanned: Tensor = _scan_along_rays(values, factors, ray_offsets, form, reverse)
-    return scanned
+    return _scan_along_rays(values, factors, ray_offsets, form, reverse)
 
 
 class _AlongRays(OpFunction):
@@ -177,7 +146,7 @@ class _AlongRays(OpFunction):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        values, ray_offsets, *_ = inputs
+        values, ray_offsets, *ctx.samples = inputs
         ctx.rows = values.shape[0]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(ray_offsets)
@@ -195,8 +164,7 @@ class _Total(_AlongRays):
 
     @staticmethod
     def backward(ctx: Any, grad: MaybeTensor) -> tuple[MaybeTensor, None]:
-        (ray_offsets,) = ctx.saved_tensors
-        return None if grad is None else spread(grad, ray_offsets, ctx.rows), None
+        return None if grad is None else spread(grad, *ctx.saved_tensors, ctx.rows), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
@@ -207,18 +175,12 @@ class _Spread(_AlongRays):
     forward = run_raw("spread_along_rays")
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _AlongRays.setup_context(ctx, inputs, output)
-        ctx.samples = inputs[2]
-
-    @staticmethod
     def backward(ctx: Any, grad: MaybeTensor) -> tuple[MaybeTensor, None, None]:
         return None if grad is None else total(grad, *ctx.saved_tensors), None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        (ray_offsets,) = ctx.saved_tensors
-        return spread(tangent, ray_offsets, ctx.samples)
+        return spread(tangent, *ctx.saved_tensors, *ctx.samples)
 
 
 class _Scan(OpFunction):

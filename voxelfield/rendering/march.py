@@ -14,7 +14,7 @@ from voxelfield import ops
 from voxelfield.fields.field import Field, density_at_samples, warp_of
 from voxelfield.foundation.checks import check_fraction, check_not_negative, check_step
 from voxelfield.grids.boxes import flat_indices
-from voxelfield.ops._internal.march_pieces import march_through
+from voxelfield.ops._internal.march_pieces import march_pieces
 from voxelfield.ops._internal.march_visible import march_visible
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.selection import MIN_WEIGHT
@@ -109,9 +109,10 @@ def march(
         The packed samples; there may be none.
     """
     offset = rays.random() if jitter else None
-    return march_through(
-        nested_box_args(warp), *_mapped(rays, warp), occupancy.bits, occupancy.aabb, step, offset, capacity=capacity
-    )
+    walk = (*_mapped(rays, warp), occupancy.bits, occupancy.aabb, step)
+    if boxes := nested_box_args(warp):
+        return march_pieces(*walk, boxes, offset, capacity=capacity)
+    return ops.march_rays(*walk, offset, capacity=capacity)
 
 
 @torch.no_grad()

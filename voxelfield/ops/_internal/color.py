@@ -86,8 +86,7 @@ def pixel_colors(
         (P, 3) in the dtype of ``rgb``, encoded as images are. Differentiable once.
     """
     check_choice("pixel_averaging", pixel_averaging, PIXEL_AVERAGING)
-    colors: Tensor = _pixel_colors(rgb, opacity, background, rays_per_pixel, pixel_averaging == "linear_light")
-    return colors
+    return _pixel_colors(rgb, opacity, background, rays_per_pixel, pixel_averaging == "linear_light")
 
 
 def _gradients(
@@ -135,8 +134,7 @@ def pixel_color_error(
     Returns:
         () in the dtype of ``pixels``; 0 if no pixel counts.
     """
-    error: Tensor = _color_error(pixels, truth, None, None, rays_per_pixel, rays_kept)
-    return error
+    return _color_error(pixels, truth, None, None, rays_per_pixel, rays_kept)
 
 
 def sample_color_error(
@@ -167,8 +165,7 @@ def sample_color_error(
     """
     rays = truth.shape[0] * rays_per_pixel
     check_index("ray_index", ray_index, rays, f"for {truth.shape[0]} pixels of {rays_per_pixel} rays")
-    error: Tensor = _color_error(sample_rgb, truth, weights, ray_index, rays_per_pixel, rays_kept)
-    return error
+    return _color_error(sample_rgb, truth, weights, ray_index, rays_per_pixel, rays_kept)
 
 
 _color_error = declare(

@@ -21,8 +21,7 @@ def empty_distance(occupied: Tensor, max_distance: int = 32) -> Tensor:
     Returns:
         (X, Y, Z) uint8, 0 where occupied.
     """
-    distance: Tensor = _empty_distance(occupied, max_distance)
-    return distance
+    return _empty_distance(occupied, max_distance)
 
 
 _empty_distance = declare("empty_distance", lambda occupied: occupied.new_empty(occupied.shape, dtype=torch.uint8))

@@ -31,8 +31,7 @@ def lens_rays(points: Tensor, lens: Tensor) -> Tensor:
     Returns:
         (N, 3) float32: right, down and forward, of any length.
     """
-    rays: Tensor = _lens_rays(points, lens)
-    return rays
+    return _lens_rays(points, lens)
 
 
 def lens_points(rays: Tensor, lens: Tensor) -> Tensor:
@@ -42,8 +41,7 @@ def lens_points(rays: Tensor, lens: Tensor) -> Tensor:
     distortion folds back. Such rays can be detected by applying :func:`lens_rays` to the result, which then gives a
     different ray.
     """
-    points: Tensor = _lens_points(rays, lens)
-    return points
+    return _lens_points(rays, lens)
 
 
 def sphere_rays(points: Tensor) -> Tensor:

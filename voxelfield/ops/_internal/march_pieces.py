@@ -30,17 +30,8 @@ def march_pieces(
 ) -> PackedSamples:
     """Marches rays through nested boxes; otherwise the same as :func:`march_rays`.
 
-    Args:
-        origins: (R, 3) float32, world units.
-        directions: (R, 3) float32, unit length.
-        near: (R,) float32, world units.
-        far: (R,) float32, world units; may be infinite.
-        occupied: Cells in warped coordinates.
-        aabb: (2, 3) float32, the box of these cells in warped coordinates.
-        step: Distance between samples in warped coordinates.
-        boxes: :attr:`voxelfield.warps.nested_boxes.NestedBoxes.op_arguments`.
-        offset: As for :func:`march_rays`.
-        capacity: As for :func:`march_rays`.
+    Rays, ``offset`` and ``capacity`` are as for :func:`march_rays`. The cells, their box ``aabb`` and ``step`` are in
+    warped coordinates; ``boxes`` is :attr:`voxelfield.warps.nested_boxes.NestedBoxes.op_arguments`.
 
     Returns:
         The samples of the R rays; positions, distances and lengths are in warped coordinates. Distances rise along a
@@ -72,26 +63,6 @@ def _only_whole_rays(samples: PackedSamples) -> PackedSamples:
         torch.minimum(samples.ray_offsets, end),
         samples.rays_kept,
     )
-
-
-def march_through(
-    boxes: Sequence[float],
-    origins: Tensor,
-    directions: Tensor,
-    near: Tensor,
-    far: Tensor,
-    occupied: OccupancyBits,
-    aabb: Tensor,
-    step: float,
-    offset: Tensor | None = None,
-    *,
-    capacity: int | None = None,
-) -> PackedSamples:
-    """Calls :func:`march_pieces` where there are nested boxes, otherwise :func:`march_rays`."""
-    rays = (origins, directions, near, far, occupied, aabb, step)
-    if boxes:
-        return march_pieces(*rays, boxes, offset, capacity=capacity)
-    return march_rays(*rays, offset, capacity=capacity)
 
 
 def world_distances(boxes: Sequence[float], samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:

@@ -79,30 +79,14 @@ def march_visible(
     """
     offset = midpoints(near) if offset is None else offset
     check_capacity(capacity)
-    slots, counts, sums, lengths = _march_to_slots(
-        origins,
-        directions,
-        near,
-        far,
-        offset,
-        *cells_to_walk(occupied, "origins", origins),
-        aabb_occupancy,
-        list(levels),
-        list(blocks),
-        aabb,
-        list(density_weights),
-        step,
-        density_initial,
-        min_transmittance,
-        min_weight,
-        max_samples_per_ray,
-        list(boxes),
-        _UNLIMITED if capacity is None else capacity,
-        roulette,
-    )
+    rays = (origins, directions, near, far, offset)
+    cells = (*cells_to_walk(occupied, "origins", origins), aabb_occupancy)
+    field = (list(levels), list(blocks), aabb, list(density_weights))
+    numbers = (step, density_initial, min_transmittance, min_weight, max_samples_per_ray, list(boxes))
+    limit = _UNLIMITED if capacity is None else capacity
+    slots, counts, sums, lengths = _march_to_slots(*rays, *cells, *field, *numbers, limit, roulette)
     rows = int(sums.sum()) if capacity is None else capacity
-    walk = (origins, directions, near, far, offset)
-    return PackedSamples(*_pack_slots(*walk, slots, counts, sums, step, list(boxes), rows, lengths))
+    return PackedSamples(*_pack_slots(*rays, slots, counts, sums, step, list(boxes), rows, lengths))
 
 
 def _slots(origins: Tensor, max_samples_per_ray: int, roulette: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:

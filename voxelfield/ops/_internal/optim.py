@@ -81,30 +81,16 @@ def grid_adam_(
         found_inf: If this is not 0, no step is taken, and ``clear_grad`` clears the gradients of all vertices: one
             float32 number on the grids' device. None means 0.
     """
-    count = len(params)
-    if count == 0:
+    if len(params) == 0:
         return
-    none: list[Tensor | None] = [None] * count
-    optional = (tiles, tile_counts, touched, channel_rates)
+    grids = (list(params), list(exp_avgs), list(exp_avg_sqs), list(grads))
     device = params[0].device
-    _grid_adam_(
-        list(params),
-        list(exp_avgs),
-        list(exp_avg_sqs),
-        list(grads),
-        none if working is None else list(working),
-        [_on_device(value, device) for value in lrs],
-        [_on_device(value, device) for value in steps],
-        *(none if tensors is None else list(tensors) for tensors in optional),
-        grad_scale,
-        found_inf,
-        *betas,
-        eps,
-        weight_decay,
-        l2_penalty,
-        skip_untouched,
-        clear_grad,
-    )
+    numbers = ([_on_device(value, device) for value in lrs], [_on_device(value, device) for value in steps])
+    none: list[Tensor | None] = [None] * len(params)
+    copies = none if working is None else list(working)
+    optional = [none if x is None else list(x) for x in (tiles, tile_counts, touched, channel_rates)]
+    rule = (*betas, eps, weight_decay, l2_penalty, skip_untouched, clear_grad)
+    _grid_adam_(*grids, copies, *numbers, *optional, grad_scale, found_inf, *rule)
 
 
 def _on_device(value: Tensor | float, device: torch.device) -> Tensor:

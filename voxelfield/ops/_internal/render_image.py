@@ -61,28 +61,11 @@ def render_pyramid_image(
         opacity-weighted mean distance in world units along the ray; float32. Does not synchronise with the device. The
         image is the same in every run on a device.
     """
-    image: tuple[Tensor, Tensor, Tensor] = _render_pyramid_image(
-        c2w,
-        intrinsics,
-        lens,
-        width,
-        height,
-        background,
-        *cells_to_walk(occupied, "c2w", c2w),
-        aabb_occupancy,
-        list(levels),
-        list(blocks),
-        aabb,
-        list(density_weights),
-        list(color_weights),
-        step,
-        density_initial,
-        view_degree,
-        min_transmittance,
-        min_weight,
-        list(boxes),
-    )
-    return image
+    camera = (c2w, intrinsics, lens, width, height, background)
+    cells = (*cells_to_walk(occupied, "c2w", c2w), aabb_occupancy)
+    field = (list(levels), list(blocks), aabb, list(density_weights), list(color_weights))
+    numbers = (step, density_initial, view_degree, min_transmittance, min_weight)
+    return _render_pyramid_image(*camera, *cells, *field, *numbers, list(boxes))
 
 
 def empty_image(c2w: Tensor, width: int, height: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,8 +75,7 @@ def empty_image(c2w: Tensor, width: int, height: int) -> tuple[Tensor, Tensor, T
 
 def pyramid_image_fits(like: Tensor, width: int) -> bool:
     """Tells whether a block on the device of ``like`` has room for networks with hidden layers of ``width``."""
-    fits: bool = _pyramid_image_fits(like, width)
-    return fits
+    return _pyramid_image_fits(like, width)
 
 
 _render_pyramid_image = declare("render_pyramid_image", empty_image)
@@ -161,50 +143,22 @@ def render_grid_image(
     """Renders the image of a camera in one kernel, rays included, without gradient.
 
     Each pixel is the result of :func:`render_grid` for its ray of :meth:`voxelfield.Cameras.image_rays` through the box
-    of ``field``. Neighbouring threads render neighbouring pixels.
+    of ``field``, which :meth:`PackedSHGrid.pack` makes. Neighbouring threads render neighbouring pixels.
 
-    Args:
-        c2w: (4, 4) float32, camera to world; camera axes x right, y up, looking along -z.
-        intrinsics: (4,) float32, fx, fy, cx, cy in pixels.
-        width: Width of the image in pixels.
-        height: Height of the image in pixels.
-        background: (3,) float32 colour behind the scene.
-        occupied: As for :func:`render_grid`; empty distances are fastest.
-        aabb_occupancy: (2, 3) float32, lower and upper corner.
-        field: The field, see :meth:`PackedSHGrid.pack`. All tensors are on one device.
-        lens: (14,) float32, a row of :attr:`voxelfield.rendering.lens.Lens.rows`, or None for a pinhole.
-        step: Distance between samples, world units.
-        density_scale: As for :func:`render_grid`.
-        density_shift: As for :func:`render_grid`.
-        min_transmittance: As for :func:`render_grid`.
-        min_weight: As for :func:`render_grid`.
+    The camera is ``c2w`` (4, 4) float32, camera to world, with axes x right, y up, looking along -z; ``intrinsics``
+    (4,) float32, fx, fy, cx, cy in pixels; ``width`` and ``height`` in pixels; and ``lens`` (14,) float32, a row of
+    :attr:`voxelfield.rendering.lens.Lens.rows`, or None for a pinhole. ``background`` is (3,) float32, behind the
+    scene. All else is as for :func:`render_grid`; ``occupied`` is read fastest as empty distances.
 
     Returns:
         rgb (height, width, 3) over the background, opacity (height, width) and depth (height, width), the
         opacity-weighted mean distance in world units along the ray, 0 where opacity is 0; float32. Does not
         synchronise with the device.
     """
-    features, density, box = field.features, field.density, field.aabb
-    image: tuple[Tensor, Tensor, Tensor] = _render_grid_image(
-        c2w,
-        intrinsics,
-        lens,
-        width,
-        height,
-        background,
-        *cells_to_walk(occupied, "c2w", c2w),
-        aabb_occupancy,
-        features,
-        density,
-        box,
-        step,
-        field.degree,
-        density_scale,
-        density_shift,
-        min_transmittance,
-        min_weight,
-    )
-    return image
+    camera = (c2w, intrinsics, lens, width, height, background)
+    cells = (*cells_to_walk(occupied, "c2w", c2w), aabb_occupancy)
+    numbers = (step, field.degree, density_scale, density_shift, min_transmittance, min_weight)
+    return _render_grid_image(*camera, *cells, field.features, field.density, field.aabb, *numbers)
 
 
 _render_grid_image = declare("render_grid_image", empty_image)
@@ -232,52 +186,24 @@ def render_baked_image(
     r"""Sums the values of a baked field along the ray of every pixel of a camera, in one kernel; without gradient.
 
     A sample's density is exp of the interpolated ``log_density``, and its values are interpolated too. They are summed
-    with the rendering weights (Max 1995). Camera, occupied cells and thresholds are as for
-    :func:`render_pyramid_image`.
+    with the rendering weights (Max 1995). Camera, occupied cells, thresholds and ``boxes`` are as for
+    :func:`render_pyramid_image`; ``aabb_occupancy``, ``aabb`` and ``step`` are in warped coordinates.
 
-    Args:
-        c2w: (4, 4) float32, camera to world.
-        intrinsics: (4,) float32.
-        width: Of the image, in pixels.
-        height: Of the image, in pixels.
-        occupied: (X, Y, Z) distances of empty cells to occupied ones, or packed bits.
-        aabb_occupancy: (2, 3) float32, their box, in warped coordinates.
-        log_density: (8 A, 8 B, 8 C) float16, the logarithms of densities, per unit in warped coordinates: an atlas of
-            blocks as in :class:`voxelfield.grids.sparse_grid.SparseGrid`.
-        values: (8 A, 8 B, 8 C, V) uint8, V = 8 or 16, in the same places: 255 stands for 1.
-        blocks: (X', Y', Z') int32, the table of these blocks.
-        aabb: (2, 3) float32, the box of the lattice, in warped coordinates.
-        lens: The camera's lens, or None.
-        clip: (2, 3) float32, a box to which rays are clipped; None with ``boxes``.
-        step: Distance between samples, in warped coordinates.
-        min_transmittance: A ray stops once its transmittance falls below this.
-        min_weight: Samples with a smaller weight are ignored.
-        boxes: The nested boxes that cut rays into pieces, as for :func:`march_visible`; none if rays are straight.
+    The field is an atlas of blocks as in :class:`voxelfield.grids.sparse_grid.SparseGrid`: ``log_density``
+    (8 A, 8 B, 8 C) float16 has the logarithms of densities, per unit in warped coordinates, and ``values``
+    (8 A, 8 B, 8 C, V) uint8, V = 8 or 16, where 255 stands for 1. ``blocks`` (X', Y', Z') int32 is the table of these
+    blocks, and ``aabb`` (2, 3) float32 the box of their lattice. ``clip`` is (2, 3) float32, a box to which rays are
+    clipped; None with ``boxes``.
 
     Returns:
         Sums (height, width, V), opacity (height, width), depth (height, width), the opacity-weighted mean distance in
         world units, and the unit directions (height, width, 3) of the rays; float32. Does not synchronise with the
         device.
     """
-    image: tuple[Tensor, Tensor, Tensor, Tensor] = _render_baked_image(
-        c2w,
-        intrinsics,
-        lens,
-        width,
-        height,
-        *cells_to_walk(occupied, "c2w", c2w),
-        aabb_occupancy,
-        log_density,
-        values,
-        blocks,
-        aabb,
-        clip,
-        step,
-        min_transmittance,
-        min_weight,
-        list(boxes),
-    )
-    return image
+    camera = (c2w, intrinsics, lens, width, height)
+    cells = (*cells_to_walk(occupied, "c2w", c2w), aabb_occupancy)
+    field = (log_density, values, blocks, aabb, clip)
+    return _render_baked_image(*camera, *cells, *field, step, min_transmittance, min_weight, list(boxes))
 
 
 def _results(c2w: Tensor, width: int, height: int, values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

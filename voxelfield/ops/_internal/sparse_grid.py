@@ -22,8 +22,7 @@ def atlas_coordinates(points: Tensor, blocks: Tensor, atlas: Sequence[int]) -> T
         (N, 3) float32 in the atlas's unit cube; NaN if the block is not stored or the point is not finite. Points stay
         a thousandth of a cell away from the faces of their block.
     """
-    coordinates: Tensor = _atlas_coordinates(points, blocks, list(atlas))
-    return coordinates
+    return _atlas_coordinates(points, blocks, list(atlas))
 
 
 def sum_duplicates_(sums: Tensor, copies: Tensor, begins: Tensor, touched: Tensor | None = None) -> None:
