@@ -47,13 +47,13 @@ class Silhouette:
     Attributes:
         counts: (rows + 1, columns + 1) int32, how many blocks above and to the left are opaque.
         block: Edge of a block in pixels.
-        touched: How many of the image's four borders the silhouette reaches.
+        touched: How many of the image's four borders the silhouette reaches; None without opaque pixels.
         middle: (2,) column and row of the middle of its bounding rectangle, in pixels.
     """
 
     counts: Tensor
     block: int
-    touched: int
+    touched: int | None
     middle: Tensor
 
     @property
@@ -65,7 +65,7 @@ class Silhouette:
     def of(cls, alpha: Tensor) -> Silhouette:
         """Returns the silhouette of an image's opacity (H, W), uint8. Without opaque pixels, it is the whole image."""
         opaque = alpha >= _LEAST_ALPHA
-        if not bool(opaque.any()):
+        if blank := not bool(opaque.any()):
             opaque = torch.ones_like(opaque)
         height, width = opaque.shape
         rows, columns = opaque.any(dim=1).nonzero()[:, 0], opaque.any(dim=0).nonzero()[:, 0]
@@ -74,7 +74,7 @@ class Silhouette:
         block = math.ceil(max(height, width) / _BLOCKS)
         blocks = F.max_pool2d(opaque[None].float(), block, ceil_mode=True)[0]
         counts = F.pad(blocks.int().cumsum(dim=0, dtype=torch.int32).cumsum(dim=1, dtype=torch.int32), (1, 0, 1, 0))
-        return cls(counts, block, touched, ends.float().mean(dim=1) + 0.5)
+        return cls(counts, block, None if blank else touched, ends.float().mean(dim=1) + 0.5)
 
 
 def box_of_silhouettes(silhouettes: Sequence[Silhouette], cameras: Cameras) -> Tensor | None:
@@ -127,7 +127,8 @@ def _possible_cells(box: Tensor, silhouettes: Sequence[Silhouette], cameras: Cam
     possible &= seen >= max(min(_FEWEST_VIEWS, len(silhouettes)), _LEAST_SEEN * best)
     whole = sum(silhouette.whole for silhouette in silhouettes) / len(silhouettes)
     often = possible & (seen >= (_OFTEN_SEEN - whole) * best)
-    overflowing = sum(silhouette.touched for silhouette in silhouettes) > _OVERFLOWING * len(silhouettes)
+    touched = [silhouette.touched for silhouette in silhouettes if silhouette.touched is not None]
+    overflowing = sum(touched) > _OVERFLOWING * len(touched)
     near = _NEAR_IF_OVERFLOWING if overflowing else _NEAR
     return possible & (F.max_pool3d(often[None].float(), 2 * near + 1, 1, near)[0] > 0)
 
