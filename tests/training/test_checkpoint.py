@@ -76,6 +76,13 @@ def test_failure_keeps_the_previous_checkpoint(tmp_path, monkeypatch, error, wri
     assert load_checkpoint(path)["step"] == 1
 
 
+def nested(depth: int) -> list:
+    found: list = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
 @pytest.mark.parametrize(
     ("value", "name"),
     [
@@ -83,11 +90,12 @@ def test_failure_keeps_the_previous_checkpoint(tmp_path, monkeypatch, error, wri
         ({"loss": np.float64(0.5)}, r"state\['loss'\]"),
         ({"history": [1.0, np.zeros(3)]}, r"state\['history'\]\[1\]"),
         ({Path("x"): 1}, "a key of state"),
+        ({"mine": nested(20_000)}, r"state\['mine'\]\[0\]\S+ is nested too deeply"),
     ],
 )
 def test_values_that_would_not_load_are_refused(tmp_path, value, name):
-    with pytest.raises(TypeError, match=name):
-        write_checkpoint(tmp_path / "last.pt", pack_checkpoint(value))
+    with pytest.raises(CheckpointError, match=rf"last\.pt: {name}"):
+        write_checkpoint(tmp_path / "last.pt", pack_checkpoint(value, tmp_path / "last.pt"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -156,13 +164,6 @@ def test_a_checkpoint_without_a_checksum_of_the_whole_is_compared_with_those_of_
             load_checkpoint(path)
 
 
-def nested(depth: int) -> list:
-    found: list = []
-    for _ in range(depth):
-        found = [found]
-    return found
-
-
 STORED_IN_FULL = r"must be a tensor that is stored in full, got \("
 NOT_STORED = {
     "stride 0": (torch.zeros(1).expand(1 << 40), STORED_IN_FULL),
@@ -172,7 +173,7 @@ NOT_STORED = {
     "packed twice": ([copy_without_zeros(torch.zeros(1 << 20))] * 2, STORED_IN_FULL),
     "meta": (torch.zeros(3, device="meta"), STORED_IN_FULL),
     "sparse": (torch.zeros(3).to_sparse(), STORED_IN_FULL),
-    "deep": (nested(20_000), "its values are nested too deeply"),
+    "deep": (nested(20_000), r"state\['grid'\]\[0\]\S+ is nested too deeply"),
 }
 
 

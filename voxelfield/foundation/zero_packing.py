@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield.foundation.errors import is_out_of_memory
+from voxelfield.messages import clipped
 
 # Number of bytes stored or left out together: large enough that one bit each costs little, small enough to follow a
 # surface.
@@ -27,6 +28,8 @@ _MAX_STORED = 0.9
 # Number of chunks that are searched at once. On a CPU, torch uses a single thread for so few, which avoids waiting for
 # other threads on a busy machine.
 _CPU_PIECE, _DEVICE_PIECE = 1 << 12, 1 << 19
+# Values in lists in lists may exceed Python's recursion limit.
+_DEEPEST = 200
 _MARK = "nonzero chunks"
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 
@@ -38,7 +41,7 @@ def copy_without_zeros(state: Any) -> Any:
     :func:`pack_streams` returns. The result has copies of the tensors on the CPU; large tensors with many zeros are
     replaced by dicts of their nonzero chunks.
 
-    Raises TypeError for a value of a type that a safe load would reject, for example a Path or a NumPy scalar.
+    Raises ValueError for a value of a type that a safe load would reject, for example a Path or a NumPy scalar.
     """
     return _map(state, _pack, "state")
 
@@ -67,6 +70,8 @@ def put_back_zeros(state: Any, device: torch.device | str = "cpu") -> Any:
 
 
 def _map(value: Any, leaf: Callable[[Any, str], Any], name: str) -> Any:
+    if name.count("[") > _DEEPEST:
+        raise ValueError(f"{clipped(name)} is nested too deeply")
     kind = type(value)
     # Exact types only: subclasses may not be constructible from their items alone.
     if kind in (dict, OrderedDict) and _MARK not in value:
@@ -86,7 +91,7 @@ def _pack(value: Any, name: str) -> Any:
     if type(value) in _PLAIN or (type(value) is dict and _MARK in value):
         return value
     if type(value) not in (Tensor, nn.Parameter):
-        raise TypeError(
+        raise ValueError(
             f"{name} is a {type(value).__module__}.{type(value).__qualname__}: "
             "a checkpoint stores tensors and plain Python values only"
         )

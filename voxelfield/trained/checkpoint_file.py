@@ -70,14 +70,15 @@ def resolve_checkpoint(path: Path) -> Path:
     raise FileNotFoundError(f"{path} does not exist; checkpoints in {path.parent}: {names}")
 
 
-def pack_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
+def pack_checkpoint(state: dict[str, Any], path: Path = Path("checkpoint")) -> dict[str, Any]:
     """Copies a state to the CPU, with the keys ``format`` and ``voxelfield`` (the writer's version).
 
     The state consists of nested dicts, lists and tuples of tensors on any device, and of plain values. Others, such as
-    a Path or a NumPy scalar, which a safe load would reject, raise TypeError. Large tensors are stored without runs of
-    zeros (:mod:`voxelfield.foundation.zero_packing`).
+    a Path or a NumPy scalar, which a safe load would reject, raise CheckpointError, which names ``path``. Large tensors
+    are stored without runs of zeros (:mod:`voxelfield.foundation.zero_packing`).
     """
-    return {"format": FORMAT, "voxelfield": VERSION, **copy_without_zeros(state)}
+    with contents_of(path):
+        return {"format": FORMAT, "voxelfield": VERSION, **copy_without_zeros(state)}
 
 
 def write_checkpoint(path: Path, packed: dict[str, Any]) -> None:
@@ -210,9 +211,8 @@ def _read(path: Path, device: torch.device | str, without: Collection[str]) -> d
     try:
         wanted = {key: value for key, value in state.items() if key not in without}
         restored: dict[str, Any] = put_back_zeros(wanted, device)
-    except (ValueError, RecursionError) as error:
-        deep = isinstance(error, RecursionError)
-        raise _foreign(path, "its values are nested too deeply" if deep else reason_of(error)) from error
+    except ValueError as error:
+        raise _foreign(path, reason_of(error)) from error
     return restored
 
 
