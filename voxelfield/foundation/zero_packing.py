@@ -28,8 +28,6 @@ _MAX_STORED = 0.9
 # Number of chunks that are searched at once. On a CPU, torch uses a single thread for so few, which avoids waiting for
 # other threads on a busy machine.
 _CPU_PIECE, _DEVICE_PIECE = 1 << 12, 1 << 19
-# Values in lists in lists may exceed Python's recursion limit.
-_DEEPEST = 200
 _MARK = "nonzero chunks"
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 
@@ -50,7 +48,7 @@ def put_back_zeros(state: Any, device: torch.device | str = "cpu") -> Any:
     """Restores a state from the result of :func:`copy_without_zeros`, on a device.
 
     Raises ValueError if it is damaged, or has a tensor of more bytes than are stored for it, such as one with a stride
-    of 0 or the memory of another.
+    of 0 or the memory of another, or a list or dict that occurs twice.
     """
     addresses: set[int] = set()
 
@@ -66,23 +64,29 @@ def put_back_zeros(state: Any, device: torch.device | str = "cpu") -> Any:
             addresses.add(memory.data_ptr())
         return value.to(device)
 
-    return _map(state, restored, "state")
+    return _map(state, restored, "state", set())
 
 
-def _map(value: Any, leaf: Callable[[Any, str], Any], name: str) -> Any:
-    if name.count("[") > _DEEPEST:
+def _map(value: Any, leaf: Callable[[Any, str], Any], name: str, holders: set[int] | None = None) -> Any:
+    if name.count("[") > 200:  # more may exceed Python's recursion limit
         raise ValueError(f"{clipped(name)} is nested too deeply")
     kind = type(value)
+    if holders is not None and kind in (dict, OrderedDict, list, tuple, set) and len(value) > 0:
+        # Lists of lists that occur twice would become any number of copies.
+        if id(value) in holders:
+            raise ValueError(f"{name} must not be in two places of a file")
+        holders.add(id(value))
     # Exact types only: subclasses may not be constructible from their items alone.
     if kind in (dict, OrderedDict) and _MARK not in value:
         mapped = kind(
-            (_map(key, leaf, f"a key of {name}"), _map(item, leaf, f"{name}[{key!r}]")) for key, item in value.items()
+            (_map(key, leaf, f"a key of {name}", holders), _map(item, leaf, f"{name}[{key!r}]", holders))
+            for key, item in value.items()
         )
         if isinstance(mapped, OrderedDict):
             mapped.__dict__.update(value.__dict__)  # the version metadata of a module's state dict
         return mapped
     if kind in (list, tuple, set):
-        return kind(_map(item, leaf, f"{name}[{index}]") for index, item in enumerate(value))
+        return kind(_map(item, leaf, f"{name}[{index}]", holders) for index, item in enumerate(value))
     return leaf(value, name)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import pickletools
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 11
 """Layout version of the files. Raise it when an older voxelfield could not resume from them."""
+
+_MOST_TUPLES = 50_000
 
 ADDED = {"format", "voxelfield"}
 """Entries that a file adds to the saved state."""
@@ -193,6 +196,13 @@ def check_state(module: nn.Module, state: Mapping[str, Any], grids: Collection[T
 def _read(path: Path, device: torch.device | str, without: Collection[str]) -> dict[str, Any]:
     check_whole(path)
     try:
+        with zipfile.ZipFile(path) as archive:
+            pickles = [archive.read(entry) for entry in archive.infolist() if entry.filename.endswith("data.pkl")]
+        operations = [(op.name, value) for each in pickles for op, value, _ in pickletools.genops(each)]
+        # Torch would call constructors with any size, and hash tuples in tuples, if they are keys, on the stack.
+        constructs = any(name == "GLOBAL" and str(value).endswith(("Tensor", "bytearray")) for name, value in operations)
+        if constructs or sum(name.startswith("TUPLE") for name, _ in operations) > _MOST_TUPLES:
+            raise ValueError("constructors or too many tuples")
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:  # deleted in the meantime
         raise
