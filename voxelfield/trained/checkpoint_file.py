@@ -200,8 +200,8 @@ def _read(path: Path, device: torch.device | str, without: Collection[str]) -> d
             pickles = [archive.read(entry) for entry in archive.infolist() if entry.filename.endswith("data.pkl")]
         operations = [(op.name, value) for each in pickles for op, value, _ in pickletools.genops(each)]
         # Torch would call constructors with any size, and hash tuples in tuples, if they are keys, on the stack.
-        constructs = any(name == "GLOBAL" and str(value).endswith(("Tensor", "bytearray")) for name, value in operations)
-        if constructs or sum(name.startswith("TUPLE") for name, _ in operations) > _MOST_TUPLES:
+        calls = any(name == "GLOBAL" and str(value).endswith(("Tensor", "bytearray")) for name, value in operations)
+        if calls or sum(name.startswith("TUPLE") for name, _ in operations) > _MOST_TUPLES:
             raise ValueError("constructors or too many tuples")
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:  # deleted in the meantime
