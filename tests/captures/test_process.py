@@ -314,11 +314,11 @@ BAD = {
 def test_bad_input_is_refused_in_one_line(tmp_path, caplog, case):
     pytest.importorskip("pycolmap")
     make, flags, message = BAD[case]
-    assert main(["process", str(make(tmp_path / "given")), "-o", str(tmp_path / "scene"), *flags]) == 2
+    assert main(["process", str(make(tmp_path / "given")), "-o", str(tmp_path / "new" / "scene"), *flags]) == 2
     (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert message in record.getMessage()
     assert "\n" not in record.getMessage()
-    assert not (tmp_path / "scene").exists() or not list((tmp_path / "scene").iterdir())
+    assert not (tmp_path / "new").exists(), "a refused scene leaves its folder behind"
 
 
 @pytest.mark.parametrize("overwrite", [(), ("--overwrite",)])

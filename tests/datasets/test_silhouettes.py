@@ -41,6 +41,15 @@ def around(count: int, distance: float = 4.0, target: torch.Tensor = CENTRE) -> 
     return c2w
 
 
+def around_beside(most: float) -> torch.Tensor:
+    """Poses of 60 cameras around the ball that look at points beside its centre, by at most so many radii an axis."""
+    c2w = around(60)
+    targets = CENTRE + most * RADIUS * (2 * torch.rand(60, 3, generator=torch.Generator().manual_seed(0)) - 1)
+    for pose, target in zip(c2w, targets, strict=True):
+        pose[:3, :3] = axes_looking(target - pose[:3, 3], torch.tensor([0.0, 0.0, 1.0]))
+    return c2w
+
+
 def ball_split(
     c2w: torch.Tensor, width: int = 80, height: int = 60, focal: float = 90.0, lens: Lens | None = None
 ) -> Split:
@@ -101,12 +110,14 @@ def test_images_that_show_parts_of_the_object_cut_nothing():
 
 
 def test_images_that_the_object_overflows_cut_nothing():
-    c2w = around(60)
-    targets = CENTRE + 0.6 * RADIUS * (2 * torch.rand(60, 3, generator=torch.Generator().manual_seed(0)) - 1)
-    for pose, target in zip(c2w, targets, strict=True):
-        pose[:3, :3] = axes_looking(target - pose[:3, 3], torch.tensor([0.0, 0.0, 1.0]))
-    split = ball_split(c2w, focal=700.0)
-    assert_fits(box_of(split), slack=0.8)
+    assert_fits(box_of(ball_split(around_beside(0.6), focal=700.0)), slack=0.8)
+
+
+def test_images_without_the_object_widen_no_box():
+    split = ball_split(around_beside(1.2), focal=250.0)
+    split.images[::3, ..., 3] = 0
+    assert Silhouette.of(split.images[0, ..., 3]).touched is None
+    assert_fits(box_of(split), slack=1.0)
 
 
 def test_images_of_details_cut_nothing_from_an_object_that_others_show_whole():

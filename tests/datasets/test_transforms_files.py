@@ -244,6 +244,7 @@ def test_points_of_nerfstudio_are_read_whichever_version_wrote_them(tmp_path, ki
         ({"ply_file_path": "images/a.png"}, "a.png: not a PLY file of points"),
         ({"ply_file_path": "short.ply"}, "short.ply: not a PLY file of points"),
         ({"ply_file_path": "faces.ply"}, "faces.ply: not a PLY file of points"),
+        ({"ply_file_path": "many.ply"}, r"many.ply: not a PLY file of points \(Unable to allocate"),
         ({"ply_file_path": "a.ply", "applied_transform": [[1, 0]]}, "'applied_transform' must be three rows of four"),
         ({"ply_file_path": "a.ply", "applied_transform": "x"}, "'applied_transform' must be three rows of four"),
     ],
@@ -254,6 +255,10 @@ def test_points_that_cannot_be_read_are_refused_by_name(tmp_path, meta, message)
     (tmp_path / "short.ply").write_bytes((tmp_path / "a.ply").read_bytes()[:-5])
     header = "ply\nformat ascii 1.0\nelement face 0\nproperty float x\nend_header\n"
     (tmp_path / "faces.ply").write_text(header)
+    many = "".join(f"property double {axis}\n" for axis in "xyz")
+    (tmp_path / "many.ply").write_text(
+        f"ply\nformat binary_little_endian 1.0\nelement vertex {10**15}\n{many}end_header\n"
+    )
     with pytest.raises(ValueError, match=message):
         load_scene(write(tmp_path, **FOCAL, **meta), holdout=0)
 

@@ -76,6 +76,13 @@ def test_failure_keeps_the_previous_checkpoint(tmp_path, monkeypatch, error, wri
     assert load_checkpoint(path)["step"] == 1
 
 
+def nested(depth: int) -> list:
+    found: list = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
 @pytest.mark.parametrize(
     ("value", "name"),
     [
@@ -83,11 +90,12 @@ def test_failure_keeps_the_previous_checkpoint(tmp_path, monkeypatch, error, wri
         ({"loss": np.float64(0.5)}, r"state\['loss'\]"),
         ({"history": [1.0, np.zeros(3)]}, r"state\['history'\]\[1\]"),
         ({Path("x"): 1}, "a key of state"),
+        ({"mine": nested(20_000)}, r"state\['mine'\]\[0\]\S+ is nested too deeply"),
     ],
 )
 def test_values_that_would_not_load_are_refused(tmp_path, value, name):
-    with pytest.raises(TypeError, match=name):
-        write_checkpoint(tmp_path / "last.pt", pack_checkpoint(value))
+    with pytest.raises(CheckpointError, match=rf"last\.pt: {name}"):
+        write_checkpoint(tmp_path / "last.pt", pack_checkpoint(value, tmp_path / "last.pt"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -156,23 +164,31 @@ def test_a_checkpoint_without_a_checksum_of_the_whole_is_compared_with_those_of_
             load_checkpoint(path)
 
 
-def nested(depth: int) -> list:
-    found: list = []
-    for _ in range(depth):
-        found = [found]
-    return found
+class Made:
+    """An object whose pickle calls a constructor with a size."""
+
+    def __init__(self, constructor: type) -> None:
+        self.constructor = constructor
+
+    def __reduce__(self) -> tuple[type, tuple[int]]:
+        return self.constructor, (4,)
 
 
+PLAIN_ONLY = r"it does not contain tensors and plain values only \(ValueError\)"
 STORED_IN_FULL = r"must be a tensor that is stored in full, got \("
 NOT_STORED = {
     "stride 0": (torch.zeros(1).expand(1 << 40), STORED_IN_FULL),
     "overlapping": (torch.zeros(9).as_strided((8, 8), (0, 1)), STORED_IN_FULL),
     "packed": ({"nonzero chunks": torch.zeros(1).expand(1 << 30)}, STORED_IN_FULL),
     "twice": ([torch.zeros(9)] * 2, STORED_IN_FULL),
-    "packed twice": ([copy_without_zeros(torch.zeros(1 << 20))] * 2, STORED_IN_FULL),
+    "packed twice": (list(map(dict, [copy_without_zeros(torch.zeros(1 << 20))] * 2)), STORED_IN_FULL),
     "meta": (torch.zeros(3, device="meta"), STORED_IN_FULL),
     "sparse": (torch.zeros(3).to_sparse(), STORED_IN_FULL),
-    "deep": (nested(20_000), "its values are nested too deeply"),
+    "list twice": ([[1.0]] * 2, r"state\['grid'\]\[1\] must not be in two places of a file"),
+    "tensor made while loading": (Made(torch.FloatTensor), PLAIN_ONLY),
+    "bytes made while loading": (Made(bytearray), PLAIN_ONLY),
+    "more tuples than the stack holds": ([(i,) for i in range(60_000)], PLAIN_ONLY),
+    "deep": (nested(20_000), r"state\['grid'\]\[0\]\S+ is nested too deeply"),
 }
 
 

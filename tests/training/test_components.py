@@ -18,7 +18,7 @@ from voxelfield.models.component import Component
 from voxelfield.models.dense import DenseConfig, DenseModel
 from voxelfield.models.pixel_sampler import PixelSampler
 from voxelfield.rendering.march import visible_samples
-from voxelfield.trained.checkpoint_file import load_checkpoint
+from voxelfield.trained.checkpoint_file import CheckpointError, load_checkpoint
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "lego"
 STEPS = 12
@@ -130,6 +130,15 @@ def test_the_state_of_a_component_is_resumed_to_the_bit(scene, tmp_path):
     alone = Session(scene, "dense", trainer=settings(), device="cpu")
     with pytest.raises(ValueError, match="components must be those of the checkpoint, tint, got none"):
         alone.restore(load_checkpoint(tmp_path))
+
+
+def test_a_state_that_cannot_be_saved_is_named_with_the_file(scene, tmp_path):
+    component = Tint()
+    component.state_dict = lambda: {"path": Path("x")}
+    session = train(scene, torch.device("cpu"), component, tmp_path)
+    reason = r"checkpoint_0000000\.pt: state\['tint'\]\['path'\] is a pathlib\.PosixPath: a checkpoint stores"
+    with pytest.raises(CheckpointError, match=reason):
+        session.save()
 
 
 def test_parts_have_names_of_their_own(scene):

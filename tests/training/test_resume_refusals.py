@@ -97,7 +97,8 @@ ALWAYS = ("no configuration", "step of 400 digits", "field of another shape", "m
 def test_contents_that_no_run_saves_are_one_line(tmp_path, saved, case):
     path = checkpoint_path(tmp_path, 2)
     write(path, WRONG[case](dict(saved)))
-    refusal = r"^\S+/checkpoint_0000002\.pt( has wrong contents: |: (configuration|field\.\S+) must be )"
+    own = r"configuration|field\.\S+|trainer\.occupancy\.resolution"
+    refusal = rf"^\S+/checkpoint_0000002\.pt( has wrong contents: |: ({own}) must be )"
     with pytest.raises(ValueError, match=refusal) as caught:
         train(tmp_path, f"resume={path}", "trainer.steps=4")
     assert isinstance(caught.value, CheckpointError)
@@ -120,6 +121,13 @@ def test_loading_such_a_checkpoint_to_draw_it_is_one_line_too(tmp_path, saved, c
     with pytest.raises(CheckpointError, match=r"has wrong contents|configuration must be a mapping of") as caught:
         voxelfield.load(path, "cpu")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("step", [-5, 2.0, True])
+def test_loading_a_checkpoint_of_no_whole_step_names_it(tmp_path, saved, step):
+    write(checkpoint_path(tmp_path, 2), saved | {"step": step})
+    with pytest.raises(CheckpointError, match=rf"2\.pt: step must be a whole number, not negative, got {step}$"):
+        voxelfield.load(tmp_path, "cpu")
 
 
 def test_a_checkpoint_of_a_grid_beyond_all_memory_is_named(tmp_path, saved):

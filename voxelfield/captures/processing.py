@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -76,8 +77,8 @@ def process(
 ) -> Report:
     """Makes a scene: images, a COLMAP model and a report of the registration.
 
-    All files are made in a temporary folder inside of ``folder`` and moved in the end, so a failure leaves earlier
-    results unchanged.
+    All files are made in a temporary folder, inside of ``folder`` if that exists, and moved in the end, so a failure
+    leaves earlier results unchanged and no folder behind.
 
     Args:
         source: A folder of photographs, or a video.
@@ -106,8 +107,8 @@ def process(
         if source.resolve().is_relative_to((folder / name).resolve()):
             raise ValueError(f"the source must be outside of the results, got {source} in {name} of the scene {folder}")
     _check_replaceable(folder, overwrite)
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".process_", dir=folder) as temporary:
+    place = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
+    with tempfile.TemporaryDirectory(prefix=".process_", dir=place) as temporary:
         work = Path(temporary)
         images = work / "images"
         if photographs is None:
@@ -122,6 +123,7 @@ def process(
         (work / REPORT).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         # Again, because files may have been added in the meantime.
         _check_replaceable(folder, overwrite)
+        folder.mkdir(parents=True, exist_ok=True)
         for name in OUTPUTS:
             if (folder / name).is_dir() and not (folder / name).is_symlink():
                 shutil.rmtree(folder / name)

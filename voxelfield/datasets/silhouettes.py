@@ -47,13 +47,13 @@ class Silhouette:
     Attributes:
         counts: (rows + 1, columns + 1) int32, how many blocks above and to the left are opaque.
         block: Edge of a block in pixels.
-        touched: How many of the image's four borders the silhouette reaches.
+        touched: How many of the image's four borders the silhouette reaches; None without opaque pixels.
         middle: (2,) column and row of the middle of its bounding rectangle, in pixels.
     """
 
     counts: Tensor
     block: int
-    touched: int
+    touched: int | None
     middle: Tensor
 
     @property
@@ -65,7 +65,7 @@ class Silhouette:
     def of(cls, alpha: Tensor) -> Silhouette:
         """Returns the silhouette of an image's opacity (H, W), uint8. Without opaque pixels, it is the whole image."""
         opaque = alpha >= _LEAST_ALPHA
-        if not bool(opaque.any()):
+        if blank := not bool(opaque.any()):
             opaque = torch.ones_like(opaque)
         height, width = opaque.shape
         rows, columns = opaque.any(dim=1).nonzero()[:, 0], opaque.any(dim=0).nonzero()[:, 0]
@@ -74,7 +74,7 @@ class Silhouette:
         block = math.ceil(max(height, width) / _BLOCKS)
         blocks = F.max_pool2d(opaque[None].float(), block, ceil_mode=True)[0]
         counts = F.pad(blocks.int().cumsum(dim=0, dtype=torch.int32).cumsum(dim=1, dtype=torch.int32), (1, 0, 1, 0))
-        return cls(counts, block, touched, ends.float().mean(dim=1) + 0.5)
+        return cls(counts, block, None if blank else touched, ends.float().mean(dim=1) + 0.5)
 
 
 def box_of_silhouettes(silhouettes: Sequence[Silhouette], cameras: Cameras) -> Tensor | None:
@@ -86,20 +86,22 @@ def box_of_silhouettes(silhouettes: Sequence[Silhouette], cameras: Cameras) -> T
     hardly any image shows or, if most silhouettes touch the border, far fewer than others. The box around the remaining
     ones is divided into cells again, until it does not shrink further.
 
-    The cameras have the size of the images that the silhouettes are of. The box is (2, 3) float64, world units; it is
-    None if cameras do not look at a common point, or if the images contradict one another wherever the object may be.
+    The cameras have the size of the images that the silhouettes are of; images without opaque pixels tell only where
+    cameras look. The box is (2, 3) float64, world units; it is None if cameras do not look at a common point, or if the
+    images contradict one another wherever the object may be.
     """
     middles = torch.stack([silhouette.middle for silhouette in silhouettes])
     rays = cameras.rays(torch.arange(len(cameras)), middles, torch.tensor([[-1.0] * 3, [1.0] * 3]))
     usual = ~stray_cameras(cameras.c2w)
     origins, looks = rays.origins[usual].double(), rays.directions[usual].double()
     centre = viewed_point(origins, looks)
-    if not float(((centre - origins) * looks).sum(dim=-1).median()) > 0:
+    shown = [index for index, silhouette in enumerate(silhouettes) if silhouette.touched is not None]
+    if not shown or not float(((centre - origins) * looks).sum(dim=-1).median()) > 0:
         return None
     reach = (1.0 if look_from_many_sides(looks) else _FURTHER) * (origins - centre).norm(dim=-1).max()
-    box = torch.stack((centre - reach, centre + reach))
+    box, showing = torch.stack((centre - reach, centre + reach)), [silhouettes[index] for index in shown]
     for _ in range(_ROUNDS):
-        possible, size = _possible_cells(box, silhouettes, cameras), (box[1] - box[0]) / _CELLS
+        possible, size = _possible_cells(box, showing, cameras[shown]), (box[1] - box[0]) / _CELLS
         if not bool(possible.any()):
             return None
         cells = possible.nonzero()
@@ -127,7 +129,7 @@ def _possible_cells(box: Tensor, silhouettes: Sequence[Silhouette], cameras: Cam
     possible &= seen >= max(min(_FEWEST_VIEWS, len(silhouettes)), _LEAST_SEEN * best)
     whole = sum(silhouette.whole for silhouette in silhouettes) / len(silhouettes)
     often = possible & (seen >= (_OFTEN_SEEN - whole) * best)
-    overflowing = sum(silhouette.touched for silhouette in silhouettes) > _OVERFLOWING * len(silhouettes)
+    overflowing = sum(silhouette.touched or 0 for silhouette in silhouettes) > _OVERFLOWING * len(silhouettes)
     near = _NEAR_IF_OVERFLOWING if overflowing else _NEAR
     return possible & (F.max_pool3d(often[None].float(), 2 * near + 1, 1, near)[0] > 0)
 

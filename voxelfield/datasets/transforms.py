@@ -129,7 +129,7 @@ def _points(file: Path, meta: Mapping[str, Any], photos: Sequence[Photo]) -> Ten
     except FileNotFoundError:
         logger.warning("%s: the file of points, %s, is missing", file, source)
         return None
-    except (PlyParseError, KeyError, TypeError, ValueError) as error:
+    except (PlyParseError, KeyError, TypeError, ValueError, MemoryError) as error:
         raise ValueError(f"{source}: not a PLY file of points ({reason_of(error)})") from error
     points = [torch.from_numpy(given)]
     applied = meta.get("applied_transform")

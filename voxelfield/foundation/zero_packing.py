@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield.foundation.errors import is_out_of_memory
+from voxelfield.messages import clipped
 
 # Number of bytes stored or left out together: large enough that one bit each costs little, small enough to follow a
 # surface.
@@ -38,7 +39,7 @@ def copy_without_zeros(state: Any) -> Any:
     :func:`pack_streams` returns. The result has copies of the tensors on the CPU; large tensors with many zeros are
     replaced by dicts of their nonzero chunks.
 
-    Raises TypeError for a value of a type that a safe load would reject, for example a Path or a NumPy scalar.
+    Raises ValueError for a value of a type that a safe load would reject, for example a Path or a NumPy scalar.
     """
     return _map(state, _pack, "state")
 
@@ -47,7 +48,7 @@ def put_back_zeros(state: Any, device: torch.device | str = "cpu") -> Any:
     """Restores a state from the result of :func:`copy_without_zeros`, on a device.
 
     Raises ValueError if it is damaged, or has a tensor of more bytes than are stored for it, such as one with a stride
-    of 0 or the memory of another.
+    of 0 or the memory of another, or a list or dict that occurs twice.
     """
     addresses: set[int] = set()
 
@@ -63,21 +64,29 @@ def put_back_zeros(state: Any, device: torch.device | str = "cpu") -> Any:
             addresses.add(memory.data_ptr())
         return value.to(device)
 
-    return _map(state, restored, "state")
+    return _map(state, restored, "state", set())
 
 
-def _map(value: Any, leaf: Callable[[Any, str], Any], name: str) -> Any:
+def _map(value: Any, leaf: Callable[[Any, str], Any], name: str, holders: set[int] | None = None) -> Any:
+    if name.count("[") > 200:  # more may exceed Python's recursion limit
+        raise ValueError(f"{clipped(name)} is nested too deeply")
     kind = type(value)
+    if holders is not None and kind in (dict, OrderedDict, list, tuple, set) and len(value) > 0:
+        # Lists of lists that occur twice would become any number of copies.
+        if id(value) in holders:
+            raise ValueError(f"{name} must not be in two places of a file")
+        holders.add(id(value))
     # Exact types only: subclasses may not be constructible from their items alone.
     if kind in (dict, OrderedDict) and _MARK not in value:
         mapped = kind(
-            (_map(key, leaf, f"a key of {name}"), _map(item, leaf, f"{name}[{key!r}]")) for key, item in value.items()
+            (_map(key, leaf, f"a key of {name}", holders), _map(item, leaf, f"{name}[{key!r}]", holders))
+            for key, item in value.items()
         )
         if isinstance(mapped, OrderedDict):
             mapped.__dict__.update(value.__dict__)  # the version metadata of a module's state dict
         return mapped
     if kind in (list, tuple, set):
-        return kind(_map(item, leaf, f"{name}[{index}]") for index, item in enumerate(value))
+        return kind(_map(item, leaf, f"{name}[{index}]", holders) for index, item in enumerate(value))
     return leaf(value, name)
 
 
@@ -86,7 +95,7 @@ def _pack(value: Any, name: str) -> Any:
     if type(value) in _PLAIN or (type(value) is dict and _MARK in value):
         return value
     if type(value) not in (Tensor, nn.Parameter):
-        raise TypeError(
+        raise ValueError(
             f"{name} is a {type(value).__module__}.{type(value).__qualname__}: "
             "a checkpoint stores tensors and plain Python values only"
         )

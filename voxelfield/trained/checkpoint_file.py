@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import pickletools
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 FORMAT = 11
 """Layout version of the files. Raise it when an older voxelfield could not resume from them."""
+
+_MOST_TUPLES = 50_000
 
 ADDED = {"format", "voxelfield"}
 """Entries that a file adds to the saved state."""
@@ -70,14 +73,15 @@ def resolve_checkpoint(path: Path) -> Path:
     raise FileNotFoundError(f"{path} does not exist; checkpoints in {path.parent}: {names}")
 
 
-def pack_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
+def pack_checkpoint(state: dict[str, Any], path: Path = Path("checkpoint")) -> dict[str, Any]:
     """Copies a state to the CPU, with the keys ``format`` and ``voxelfield`` (the writer's version).
 
     The state consists of nested dicts, lists and tuples of tensors on any device, and of plain values. Others, such as
-    a Path or a NumPy scalar, which a safe load would reject, raise TypeError. Large tensors are stored without runs of
-    zeros (:mod:`voxelfield.foundation.zero_packing`).
+    a Path or a NumPy scalar, which a safe load would reject, raise CheckpointError, which names ``path``. Large tensors
+    are stored without runs of zeros (:mod:`voxelfield.foundation.zero_packing`).
     """
-    return {"format": FORMAT, "voxelfield": VERSION, **copy_without_zeros(state)}
+    with contents_of(path):
+        return {"format": FORMAT, "voxelfield": VERSION, **copy_without_zeros(state)}
 
 
 def write_checkpoint(path: Path, packed: dict[str, Any]) -> None:
@@ -192,6 +196,13 @@ def check_state(module: nn.Module, state: Mapping[str, Any], grids: Collection[T
 def _read(path: Path, device: torch.device | str, without: Collection[str]) -> dict[str, Any]:
     check_whole(path)
     try:
+        with zipfile.ZipFile(path) as archive:
+            pickles = [archive.read(entry) for entry in archive.infolist() if entry.filename.endswith("data.pkl")]
+        operations = [(op.name, value) for each in pickles for op, value, _ in pickletools.genops(each)]
+        # Torch would call constructors with any size, and hash tuples in tuples, if they are keys, on the stack.
+        calls = any(name == "GLOBAL" and str(value).endswith(("Tensor", "bytearray")) for name, value in operations)
+        if calls or sum(name.startswith("TUPLE") for name, _ in operations) > _MOST_TUPLES:
+            raise ValueError("constructors or too many tuples")
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:  # deleted in the meantime
         raise
@@ -210,9 +221,8 @@ def _read(path: Path, device: torch.device | str, without: Collection[str]) -> d
     try:
         wanted = {key: value for key, value in state.items() if key not in without}
         restored: dict[str, Any] = put_back_zeros(wanted, device)
-    except (ValueError, RecursionError) as error:
-        deep = isinstance(error, RecursionError)
-        raise _foreign(path, "its values are nested too deeply" if deep else reason_of(error)) from error
+    except ValueError as error:
+        raise _foreign(path, reason_of(error)) from error
     return restored
 
 

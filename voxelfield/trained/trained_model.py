@@ -419,6 +419,8 @@ def restore_trained_model(
     Raises ValueError for an invalid configuration, and for a tensor that no run could have saved; RuntimeError for a
     state that does not match the configuration.
     """
+    if type(steps) is not int or steps < 0:
+        raise ValueError(f"step must be a whole number, not negative, got {shown(steps)}")
     device = torch.device(device)
     settings = parse(RunConfig, config)
     state = {name: item.to(device) if isinstance(item, Tensor) else item for name, item in state.items()}

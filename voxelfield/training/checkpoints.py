@@ -136,11 +136,11 @@ class Checkpoints:
             return None
         self._writer.claim(self.directory)
         state["data"] = data
+        path = checkpoint_path(self.directory, training.steps)
         if not settled:
-            state = pack_checkpoint(state)
+            state = pack_checkpoint(state, path)
         while len(self._pending) > 1 or (self._pending and self._pending[0].done()):
             self._finish_first()
-        path = checkpoint_path(self.directory, training.steps)
         if not finite:
             path = path.with_name(path.name.replace("checkpoint", "not_finite"))
         self._pending.append(self._thread.submit(self._write, path, state, not settled, finite, optional))
@@ -182,7 +182,7 @@ class Checkpoints:
             lock.renew()
         self._before()
         try:
-            write_checkpoint(path, state if packed else pack_checkpoint(state))
+            write_checkpoint(path, state if packed else pack_checkpoint(state, path))
         except OSError as error:
             # The original error names the temporary file, or none.
             reason = f"{path} could not be written: {error.strerror or error}"
