@@ -411,6 +411,19 @@ def untrained_model(config: RunConfig, device: torch.device | str) -> Model:
     return model
 
 
+def outlined_model(config: RunConfig, device: torch.device | str) -> Model:
+    """Builds :func:`untrained_model` for its shapes, on ``meta``, or on a device if its ``build`` reads values."""
+    try:
+        with torch.device("meta"):
+            return untrained_model(config, "meta")
+    except (RuntimeError, TypeError) as error:
+        # Torch has no exception of its own for this, but all of its messages name the device.
+        if "meta" not in str(error).lower():
+            raise
+    with torch.random.fork_rng(devices=[]):  # as on meta, training continues with the random numbers that it had
+        return untrained_model(config, device)
+
+
 def restore_trained_model(
     config: RunConfig | Mapping[str, Any], state: Mapping[str, Any], steps: int, device: torch.device | str
 ) -> TrainedModel:
@@ -422,10 +435,9 @@ def restore_trained_model(
     device = torch.device(device)
     settings = parse(RunConfig, config)
     state = {name: item.to(device) if isinstance(item, Tensor) else item for name, item in state.items()}
-    # Built on the meta device, because the values are about to be replaced: initialising them would take seconds, and
-    # memory for any size that the configuration names.
-    with torch.device("meta"):
-        model = untrained_model(settings, "meta")
+    # The values are about to be replaced: initialising them would take seconds, and memory for any size that the
+    # configuration names.
+    model = outlined_model(settings, device)
     check_state(model, state, model.grid.levels)
     model.load_state_dict(state, assign=True)
     tensors = (*vars(model).values(), *model.parameters(), *model.buffers())

@@ -34,7 +34,7 @@ from voxelfield.rendering.view_pictures import comparison_panel
 from voxelfield.run_directory import RunDirectoryLock
 from voxelfield.settings import CameraConfig, OptimizerConfig, RunConfig, TrainerConfig
 from voxelfield.settings.resolve import resolve_arguments
-from voxelfield.trained.trained_model import TrainedModel, untrained_model
+from voxelfield.trained.trained_model import TrainedModel, outlined_model
 from voxelfield.training.checkpoints import Checkpoints, agreement
 from voxelfield.training.logs import FailsafeLogger, NullLogger, Progress, RunLogger
 from voxelfield.training.memory import check_memory, estimate_memory, explain_shortage, place_of_images
@@ -194,7 +194,7 @@ class Session:
                 that was chosen.
         """
         return estimate_memory(
-            untrained_model(self.config, "meta"),
+            outlined_model(self.config, "cpu"),
             self.config,
             self.scene.train,
             self.device.type,
