@@ -23,7 +23,7 @@ from voxelfield.evaluation.metrics import psnr
 from voxelfield.foundation.errors import shown
 from voxelfield.interrupt import Interrupt
 from voxelfield.models.batch import Batch
-from voxelfield.models.component import Component, Kind, Loss, find_component
+from voxelfield.models.component import Component, Kind, Loss, find_component, named_losses
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.pixel_sampler import Images
 from voxelfield.models.training import MemoryEstimate
@@ -130,9 +130,9 @@ class Session:
         on_stage: Hook | None = None,
         on_preview: Hook | None = None,
     ) -> None:
-        losses = losses or {}
-        _check_types(losses, components, sampler, output)
+        _check_types(losses or {}, components, sampler, output)
         config = resolve_arguments(scene, model, trainer, optimizer, camera, warp, device, seed)
+        losses = {**named_losses(config.losses), **(losses or {})}
         self.scene = scene
         self.config = RunConfig(**vars(config))
         self.device = choose_device(config.device)
