@@ -18,6 +18,7 @@ from voxelfield import processes
 from voxelfield.components.exposure import AffineExposure, CameraTones, recolored
 from voxelfield.components.refinement import RefinedCameras, refine_views
 from voxelfield.config import parse
+from voxelfield.datasets.images import exif_exposures
 from voxelfield.datasets.loading import find_scene, load_scene
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.evaluation.evaluation import (
@@ -251,7 +252,7 @@ class TrainedModel:
                     local = [index for index in chosen if index in split.local_indices]
                 return evaluate_split(
                     self._photographing(
-                        self._default_renderer if backend is None else self.renderer(backend), split.cameras, tones
+                        self._default_renderer if backend is None else self.renderer(backend), split, tones
                     ),
                     split,
                     self.model.background,
@@ -309,14 +310,16 @@ class TrainedModel:
         return cost
 
     def _photographing(
-        self, renderer: FieldRenderer, cameras: Cameras, tones: CameraTones | None
+        self, renderer: FieldRenderer, split: Split, tones: CameraTones | None
     ) -> Callable[[Cameras, int], View]:
-        """Returns a function that renders one of the views of some cameras as its camera shows it."""
+        """Returns a function that renders one of the views of a split as its camera shows it."""
         device, background = self.model.device, self.model.background if self.model.environment is None else None
         shown = None if tones is None else copy.deepcopy(tones).to(device)
         predicted = None
         if self.exposures is not None:
-            predicted = AffineExposure.restored(self.exposures).to(device).predict(cameras.c2w)
+            exposure = AffineExposure.restored(self.exposures).to(device)
+            exif = None if exposure.exif is None else exif_exposures(split.paths or ())
+            predicted = exposure.predict(split.cameras.c2w, exif)
 
         def photograph(cameras: Cameras, index: int) -> View:
             view = renderer.view(cameras, index)
