@@ -59,6 +59,8 @@ class Session:
     (docs/several_gpus.md). They must construct the session alike and call its methods in the same order; the features
     of grids are then readable after :meth:`result`, until the next step.
 
+    :func:`voxelfield.write_results` writes the report of a session and the other results of a run.
+
     Args:
         scene: Images and cameras, with a split named ``train``.
         model: The model's settings, or its name (``pyramid``, ``sh``, ``dense``, or one that a package announces). The
