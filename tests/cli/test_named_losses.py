@@ -60,8 +60,8 @@ def test_terms_train_and_are_recorded_and_resumed(folder):
 @pytest.mark.parametrize(
     ("losses", "message", "status"),
     [
-        ("terms_of_mine:number", "losses must name functions of outputs and batch, got terms_of_mine:number, ", 2),
-        ("terms_of_mine:none", "losses must name functions that can be imported, got terms_of_mine:none: Attr", 2),
+        ("terms_of_mine:number", "losses must name functions of outputs and batch, got terms_of_mine:number: ", 2),
+        ("terms_of_mine:none", "functions of outputs and batch, got terms_of_mine:none: AttributeError: ", 2),
         ("no_module:x", "got no_module:x: ModuleNotFoundError: No module named 'no_module'", 2),
         ("terms_of_mine", "losses[0] must be module:function, got 'terms_of_mine'", 2),
         ("[terms_of_mine:faint,terms_of_mine:faint]", "losses must name functions of different names, got", 2),

@@ -94,12 +94,7 @@ def foreign_code() -> Iterator[None]:
 
 
 def raised_by(error: BaseException, losses: Sequence[str] = ()) -> str | None:
-    """Returns the entry point or the loss, in words, whose package raised an error, or called what did; None without.
-
-    Args:
-        error: The error.
-        losses: Loss terms as ``module:function``.
-    """
+    """Returns the entry point or loss, in words, whose package raised an error, or called what did; None without."""
     if isinstance(error.__cause__, StopIteration):  # which a generator turns into a RuntimeError without its frames
         error = error.__cause__
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]

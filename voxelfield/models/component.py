@@ -164,19 +164,15 @@ class LossTerms(Component):
 
 
 def named_losses(names: Sequence[str]) -> dict[str, Loss]:
-    """Imports loss terms that are given as ``module:function``; returns them by the names of their functions.
-
-    Raises:
-        ValueError: A module cannot be imported or has no such function, or two terms have one name.
-    """
+    """Imports loss terms ``module:function``, by the names of the functions; raises ValueError where that fails."""
     found: dict[str, Loss] = {}
     for name in names:
         try:
             loss = load_entry(EntryPoint("losses", name, ""))
+            if not callable(loss):
+                raise ValueError(f"it is {shown(loss)}")
         except ValueError as error:
-            raise ValueError(f"losses must name functions that can be imported, got {name}: {error}") from error
-        if not callable(loss):
-            raise ValueError(f"losses must name functions of outputs and batch, got {name}, which is {shown(loss)}")
+            raise ValueError(f"losses must name functions of outputs and batch, got {name}: {error}") from error
         term = name.rpartition(":")[2].rpartition(".")[2]
         if term in found:
             raise ValueError(f"losses must name functions of different names, got {', '.join(names)}")
