@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from voxelfield.rendering.rays import Rays as Rays
     from voxelfield.rendering.render import render as render
     from voxelfield.rendering.renderer import FieldRenderer as FieldRenderer
+    from voxelfield.runs.results import write_results as write_results
     from voxelfield.trained.loading import load as load
     from voxelfield.training.session import Session as Session
 
@@ -58,6 +59,7 @@ _HOMES = {
     "load_scene": "datasets.loading",
     "render": "rendering.render",
     "scene_from_arrays": "datasets.arrays",
+    "write_results": "runs.results",
 }
 
 __all__ = ["__version__", "ops", *_HOMES]

@@ -113,9 +113,9 @@ def parse(schema: type[Config], values: Any, name: str = "") -> Config:
 
     Annotations may be ``int``, ``float``, ``bool``, ``str``, ``Literal`` of texts, another dataclass, ``list``, a
     ``tuple`` of fixed length, or the union of any of these with None; each may be ``Annotated`` with a :class:`Range`
-    or a :class:`Form`. A dataclass that stands for its subclasses has a class method ``choose(values, name)``, which
-    returns the subclass that the values select. Constraints between fields are checked by the dataclass's method
-    ``check(name)``, if it has one. Missing keys get the dataclass's defaults.
+    or a :class:`Form`. A single text is a list of texts too. A dataclass that stands for its subclasses has a class
+    method ``choose(values, name)``, which returns the subclass that the values select. Constraints between fields are
+    checked by the dataclass's method ``check(name)``, if it has one. Missing keys get the dataclass's defaults.
 
     Interpolations such as ``${oc.env:HOME}`` are resolved only in Hydra's composed configurations: in a mapping,
     which may come from a stranger's file, they are plain text.
@@ -229,6 +229,8 @@ def _convert_dataclass(value: Any, schema: Any, key: str) -> Any:
 
 
 def _convert_sequence(value: Any, hint: Any, key: str) -> Any:
+    if isinstance(value, str) and _words(hint) == "a list of texts":
+        value = [value]
     if not isinstance(value, (list, tuple)):
         raise _wrong_type(key, hint, value)
     kind, arguments = get_origin(hint), get_args(hint)

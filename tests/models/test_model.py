@@ -212,6 +212,30 @@ def test_tensors_that_are_not_saved_are_built_again():
     assert restored.state_dict().keys() == built.state_dict().keys()
 
 
+@pytest.mark.parametrize("read", [lambda x: float(x.mean()), lambda x: x[x > 0], lambda x: x.numpy()])
+def test_a_build_that_reads_values_is_built_for_its_shapes_where_there_are_values(read):
+    settings, devices = settings_of("dense"), []
+
+    class Reading(DenseConfig):
+        def build(self, aabb, resolutions, device):
+            devices.append(str(device))
+            field = super().build(aabb, resolutions, device)
+            read(field.grid.features.detach())
+            return field
+
+    state, settings = untrained_model(settings, "cpu").state_dict(), replace(settings, model=Reading())
+    before = torch.get_rng_state()
+    restored = restore_trained_model(settings, state, 0, "cpu").model
+    assert devices == ["meta", "cpu"]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(restored.field.grid.features, state["field.grid.features"])
+    assert Session(bricks(), replace(settings, device="cpu")).estimate_memory().total > 0
+    Reading.build = lambda *arguments: devices.append("failing") or torch.zeros(2).reshape(3)
+    with pytest.raises(RuntimeError, match="invalid for input of size"):
+        restore_trained_model(settings, state, 0, "cpu")
+    assert devices.count("failing") == 1
+
+
 @pytest.mark.cuda
 def test_hooks_of_a_model_and_of_components_are_captured_once_and_replayed():
     """Their Python code runs while steps warm up and while each graph is captured; their work is done in every step."""

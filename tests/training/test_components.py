@@ -181,6 +181,7 @@ def test_a_loss_is_added_and_one_of_the_same_name_replaces(scene):
     def mine(outputs, batch):
         seen["rays"] = len(batch.rays)
         assert outputs.rendering.opacity.shape == (seen["rays"],)
+        seen["field"] = outputs.field
         assert batch.for_rays(batch.rgba).shape == (seen["rays"], 4)
         return 0.1 * outputs.mean_over_rays(outputs.rendering.opacity)
 
@@ -193,6 +194,7 @@ def test_a_loss_is_added_and_one_of_the_same_name_replaces(scene):
     session.train_step()
     totals = session._state.training_step.totals.read()
     assert seen["rays"] > 0
+    assert seen["field"] is session.field
     assert 0 < totals["loss/mine"] <= 0.1
     assert totals["loss/photometric"] == pytest.approx(float(session._state.training_step.error))
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import ExifTags, Image
 from quick_presets import preset
 from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.components.exposure import AffineExposure
+from voxelfield.datasets import images
+from voxelfield.datasets.images import exif_exposures
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.evaluation.evaluation import evaluate_split
 from voxelfield.rendering.cameras import Cameras
@@ -324,6 +328,73 @@ def test_views_held_out_have_the_exposure_of_photographs_nearby(measured, tmp_pa
     save_model(tmp_path / "model.safetensors", trained)
     for path in (tmp_path, tmp_path / "model.safetensors"):
         assert load(path, device="cpu").evaluate(measured.test, progress=False).psnr == pytest.approx(found.psnr, abs=1)
+
+
+def with_exif(split: Split, folder: Path, light: Tensor) -> Split:
+    """The split in files whose EXIF data state exposures that multiply the light."""
+    paths = tuple(folder / f"{name}.png" for name in split.names)
+    for index, (path, factor) in enumerate(zip(paths, light.tolist(), strict=True)):
+        aperture, speed = (2.0, 2.8, 4.0)[index % 3], (100, 400)[index % 2]
+        exif = Image.Exif()
+        exif[ExifTags.IFD.Exif] = {33434: factor * aperture**2 / speed, 33437: aperture, 34855: speed}
+        Image.fromarray(split.image(index).numpy()).save(path, exif=exif)
+    return replace(split, paths=paths)
+
+
+@pytest.mark.slow
+def test_exposures_that_exif_states_begin_the_gains_and_are_those_of_views_held_out(tmp_path):
+    draw = torch.Generator().manual_seed(2)
+    lights = {name: (torch.rand(count, generator=draw) - 0.5).exp() for name, count in (("train", 16), ("test", 4))}
+    gains = {name: (light[:, None] ** torch.tensor([0.5, 0.55, 0.6])) for name, light in lights.items()}
+    cameras = {"train": cap(16, 0.0), "test": cap(4, 0.2)}
+    plain = {n: photographs(n, cameras[n], gains[n], torch.zeros(len(gains[n]), 3)) for n in gains}
+    stated = {name: with_exif(split, tmp_path, lights[name]) for name, split in plain.items()}
+    partly = {"train": stated["train"], "test": plain["test"]}
+    box, found = torch.tensor([[-1.0] * 3, [1.0] * 3]), {}
+    for name, splits in (("plain", plain), ("stated", stated)):
+        session = session_of(Scene("ball", box, splits), "trainer.exposure=auto", *FITTED, output=tmp_path / name)
+        start, _ = session.component(AffineExposure).corrections()
+        wanted = lights["train"].log() - lights["train"].log().mean()
+        torch.testing.assert_close(start.detach().log()[:, 1], wanted / 2.2 if name == "stated" else 0 * wanted)
+        session.fit()
+        found[name] = session.evaluate(progress=False).psnr
+    assert found["stated"] > found["plain"] + 4, found
+    # The slopes are those of the photographs, not of gamma 2.2.
+    logs = session.component(AffineExposure).predict(cameras["test"].c2w, lights["test"].log())[0].log()
+    expected = (lights["test"].log() - lights["train"].log().mean())[:, None] * torch.tensor([0.5, 0.55, 0.6])
+    torch.testing.assert_close(logs, expected, atol=0.05, rtol=0)
+    saved = load(tmp_path / "stated", device="cpu")
+    assert saved.evaluate(stated["test"], progress=False).psnr == found["stated"]
+    assert saved.evaluate(partly["test"], progress=False).psnr < found["stated"] - 4, "of views without EXIF"
+    again = session_of(Scene("ball", box, plain), "trainer.exposure=auto", *FITTED)
+    again.restore(load_checkpoint(tmp_path / "stated"))
+    assert again.evaluate(progress=False).psnr < found["stated"] - 4
+    affine = session_of(Scene("ball", box, stated), "trainer.exposure=affine", *FITTED)
+    assert not affine.component(AffineExposure).log_gain.any()
+
+
+def test_exposures_are_known_only_if_exif_states_all(tmp_path, monkeypatch):
+    split = with_exif(photographs("x", cap(3, 0.0), GAIN[:3], torch.zeros(3, 3)), tmp_path, torch.tensor([1.0, 2, 4]))
+    torch.testing.assert_close(exif_exposures(split.paths), torch.tensor([1.0, 2, 4]).log(), atol=1e-5, rtol=0)
+    assert exif_exposures(()) is None
+    picture = Image.fromarray(split.image(0).numpy()).convert("RGB")
+    time, aperture, speed = 33434, 33437, 34855
+    for values, known in (
+        ({time: 0.1, aperture: 2.0, speed: 100}, True),
+        ({time: 0.1, aperture: 2.0, speed: (100, 200)}, True),
+        ({}, False),
+        ({time: 0.1, aperture: 2.0}, False),
+        ({time: 0.1, aperture: 0.0, speed: 100}, False),
+        ({time: 0.0, aperture: 2.0, speed: 100}, False),
+    ):
+        exif = Image.Exif()
+        exif[ExifTags.IFD.Exif] = values
+        picture.save(tmp_path / "other.jpg", exif=exif)
+        assert (exif_exposures((*split.paths, tmp_path / "other.jpg")) is not None) == known, values
+    picture.save(tmp_path / "other.jpg", exif=b"Exif\0\0damaged")
+    assert exif_exposures((*split.paths, tmp_path / "other.jpg")) is None
+    monkeypatch.setattr(images, "in_threads", lambda *_: pytest.fail("no other file is opened"))
+    assert exif_exposures((tmp_path / "other.jpg", *split.paths)) is None
 
 
 def test_exposures_that_do_not_vary_are_given_up(measured, tmp_path, caplog):

@@ -18,17 +18,19 @@ from quick_presets import preset
 from torch import Tensor
 from torch.nn import functional as F
 
+import voxelfield
 from voxelfield.components.hidden_cells import HiddenCells
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.models.training import EmptyFieldError
 from voxelfield.rendering.render import render_view
+from voxelfield.run_directory import VIDEO, read_metrics
 from voxelfield.settings import OptimizerConfig, TrainerConfig
 from voxelfield.trained.checkpoint_file import load_checkpoint, resolve_checkpoint
 from voxelfield.training import checkpoints as checkpoint_module
 from voxelfield.training import execution
-from voxelfield.training.logs import NullLogger
+from voxelfield.training.logs import NullLogger, TensorBoardLogger
 from voxelfield.training.session import Hook, Session
 from voxelfield.warps.nested_boxes import NestedBoxes
 from voxelfield.warps.warp import Warp
@@ -982,6 +984,31 @@ def test_without_an_output_folder_nothing_is_written(make_session, scene, tmp_pa
     assert session.fit()
     assert session.save() is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_session_writes_the_results_of_a_run(make_session, scene, tmp_path):
+    quick = ("trainer.evaluation.video_frames=2", "trainer.evaluation.supersampling=1", "trainer.evaluation.views=2")
+    config = make_session("trainer.log_every=5", *quick).config
+    folder = tmp_path / "results"
+    session = Session(scene, config, logger=TensorBoardLogger(folder))
+    with pytest.raises(ValueError, match="folder must be given for a session without an output folder, got None"):
+        voxelfield.write_results(session)
+    session.fit()
+    evaluated = session.evaluate(views=2)
+    metrics = voxelfield.write_results(session, folder)
+    assert metrics["psnr"] == evaluated.psnr
+    assert metrics["seconds"]["train"] == session.train_seconds
+    assert read_metrics(folder)["psnr_per_view"] == metrics["psnr_per_view"]
+    assert {path.name for path in (folder / "test").iterdir()} == {f"{name}.png" for name in evaluated.names}
+    report = (folder / "report.html").read_text(encoding="utf-8")
+    assert "training pixels" in report, "the curve that the logger has recorded"
+    assert voxelfield.load(folder / "model.safetensors", "cpu").steps == 10
+    assert (folder / VIDEO).is_file()
+    metrics = voxelfield.write_results(session, folder)
+    assert metrics["psnr"] == evaluated.psnr, "a second time, in place of the first"
+    (folder / "test" / f"{evaluated.names[0]}.png").write_bytes(b"another's")
+    with pytest.raises(FileExistsError, match="folder must be a folder whose images may be replaced"):
+        voxelfield.write_results(session, folder)
 
 
 def test_hooks_are_called_in_the_order_of_events(make_session):

@@ -265,10 +265,11 @@ def train(config: DictConfig) -> float | None:
     on_cpu = job.job.config_name == "train_cpu"
     if on_cpu and (choices["model"], choices["trainer"]) == ("dense", "cpu"):
         logger.info("on a CPU, model=dense and trainer=cpu are the defaults (smaller images, one smaller grid)")
+    settings = StartRun.run.settings  # None in a sweep
     try:
         with launching.failing_together():
             run = StartRun.run  # without settings and a lock in a sweep
-            settings = run.settings or parse(RunConfig, config)
+            settings = settings or parse(RunConfig, config)
             if sweeps and settings.devices not in (None, "1"):
                 raise ValueError(f"devices must be 1 in a sweep, got {settings.devices}")
             output, auto = Path(job.runtime.output_dir), None
@@ -281,10 +282,12 @@ def train(config: DictConfig) -> float | None:
                     reserved = launching.reserve_device(settings.device, Path(job.sweep.dir))
                     settings = replace(settings, device=stack.enter_context(reserved))
                 root = Path(get_original_cwd())
+                if settings.losses:
+                    sys.path.append(str(root))  # for functions in files there
                 metrics = train_as_configured(settings, output, root, auto=auto, lock=run.lock, found=run.found)
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         status = 1 if isinstance(error, EmptyFieldError) else exit_status(error)
-        raiser = raised_by(error) if status is None else None
+        raiser = raised_by(error, settings.losses if settings else ()) if status is None else None
         if isinstance(error, SystemExit) and not (isinstance(error.code, int) and error.code != 0):
             raiser = raiser or "a package"
         if status is None and raiser is None and (processes.count() == 1 or not isinstance(error, Exception)):

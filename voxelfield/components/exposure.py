@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 
 from voxelfield.components.registry import ComponentSettings, Training, key
 from voxelfield.config import NotNegative, Positive
+from voxelfield.datasets.images import exif_exposures
 from voxelfield.fields.environment import environment_of
 from voxelfield.models.batch import Batch, Outputs, columns_and_rows
 from voxelfield.models.component import Component
@@ -27,6 +29,8 @@ _OFFSET_UNIT = 0.1
 # With ``auto``: the standard deviation of the logarithms of gains from which on exposures vary
 # (docs/experiments/photographs.md#exposure-of-photographs).
 _VARIES = 0.05
+# Logarithms of gains of encoded values start at this multiple of those of exposures, as a response of gamma 2.2 has it.
+_RESPONSE = 1 / 2.2
 # Exposures of other views are predicted from this many training images, weighted by the inverse of this power of the
 # distance. A difference of directions counts as one of these numbers of distances between neighbouring cameras.
 _NEIGHBOURS = 3
@@ -111,7 +115,8 @@ class ExposureSettings(ComponentSettings):
     Attributes:
         exposure: Correction of exposure and white balance learned for each training image: ``none``, ``affine``, a gain
             and an offset for each channel (:class:`voxelfield.components.exposure.AffineExposure`), or ``auto``, which
-            gives them up when the last stage of ``trainer.stages`` begins, unless they vary by then.
+            gives them up when the last stage of ``trainer.stages`` begins, unless they vary by then. With ``auto``,
+            exposures that the EXIF data of all training images state are where the gains start.
         penalty: Squared deviation of the exposure corrections from the identity, with ``trainer.exposure``.
         exposure_lr: Learning rate of the exposures of training images, with ``trainer.exposure``, and of the cameras'
             ``trainer.vignetting`` and ``trainer.response``.
@@ -126,8 +131,13 @@ class ExposureSettings(ComponentSettings):
 
     def build(self, training: Training) -> Iterable[Component]:
         """Returns the component."""
-        exposure = AffineExposure(training.scene.train.cameras.c2w)
-        if self.exposure == "auto":
+        train, auto = training.scene.train, self.exposure == "auto"
+        exif = exif_exposures(train.paths or ()) if auto else None
+        if exif is not None:
+            stops = float(exif.std(correction=0)) / math.log(2)
+            logger.info("EXIF states the exposures of all training images: they differ by %.2g stops", stops)
+        exposure = AffineExposure(train.cameras.c2w, exif)
+        if auto:
             exposure.decided_at = max(stage.step for stage in training.config.trainer.stages)
         return [exposure.learned(training, self.exposure_lr, self.penalty)]
 
@@ -150,11 +160,13 @@ class AffineExposure(Correction):
 
     Args:
         poses: (N, 4, 4) camera to world, of the training images.
+        exif: (N,) logarithms of their exposures, of which the gains begin as those of a response of gamma 2.2; or None.
 
     Attributes:
         log_gain: (N, 3) logarithms of gains.
         offset: (N, 3) offsets, in tenths of the range of colours.
         poses: As given, on the CPU at first.
+        exif: As given, or as in a loaded state, likewise.
         applied: () bool; False once the correction is given up, because exposures do not vary, and is the identity.
         decided_at: The number of steps after which that is decided; None or 0 if it is not.
     """
@@ -162,10 +174,13 @@ class AffineExposure(Correction):
     name = "exposure"
     poses: Tensor
     applied: Tensor
+    exif: Tensor | None
 
-    def __init__(self, poses: Tensor) -> None:
+    def __init__(self, poses: Tensor, exif: Tensor | None = None) -> None:
         super().__init__()
-        self.log_gain = nn.Parameter(torch.zeros(len(poses), 3))
+        start = torch.zeros(len(poses)) if exif is None else _RESPONSE * (exif - exif.mean())
+        self.log_gain = nn.Parameter(start[:, None].repeat(1, 3))
+        self.register_buffer("exif", exif)
         self.offset = nn.Parameter(torch.zeros(len(poses), 3))
         self.register_buffer("poses", poses.detach().to("cpu", copy=True))
         self.register_buffer("applied", torch.ones((), dtype=torch.bool))
@@ -179,8 +194,9 @@ class AffineExposure(Correction):
         exposure.load_state_dict(state)
         return exposure.requires_grad_(False)
 
-    def _load_from_state_dict(self, *args: Any) -> None:
-        super()._load_from_state_dict(*args)
+    def _load_from_state_dict(self, state: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        self.exif = torch.zeros_like(self.log_gain[:, 0].detach()) if f"{prefix}exif" in state else None
+        super()._load_from_state_dict(state, prefix, *args)
         self._applies = bool(self.applied)
 
     @torch.no_grad()
@@ -197,7 +213,7 @@ class AffineExposure(Correction):
         )
 
     @torch.no_grad()
-    def predict(self, poses: Tensor) -> tuple[Tensor, Tensor]:
+    def predict(self, poses: Tensor, exif: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Predicts gains and offsets of other views from those of training images nearby.
 
         A camera that measures its exposure sets it by what it sees, so photographs taken close to each other in similar
@@ -207,15 +223,23 @@ class AffineExposure(Correction):
         predicted best from the others. If no weight predicts these better than the mean of all does, then the
         prediction is that mean, the identity.
 
+        Where EXIF states all exposures, corrections are proportional to their logarithms, with the slopes that fit the
+        training images best, and only what remains, such as white balance, is predicted from images nearby.
+
         Args:
             poses: (V, 4, 4) camera to world, on any device.
+            exif: (V,) logarithms of the views' exposures on the CPU, as for the class; None if they are not known.
 
         Returns:
             Gains (V, 3) and offsets (V, 3) on the device of the parameters, for colours in [0, 1].
         """
         known, values = self.poses.cpu().double(), torch.cat(self._centred(), dim=1).cpu().double()
         count = len(known)
-        result = torch.zeros(len(poses), 6, dtype=torch.float64)
+        result = told = torch.zeros(len(poses), 6, dtype=torch.float64)
+        if exif is not None and self.exif is not None:
+            stated, wanted = (x.cpu().double()[:, None] - self.exif.mean().item() for x in (self.exif, exif))
+            slopes = (stated * values).sum(dim=0) / stated.square().sum().clamp(min=_NEAREST)
+            values, told = values - stated * slopes, wanted * slopes
         if count > _NEIGHBOURS:
             some = torch.arange(0, count, -(-count // _MAX_COMPARED))
             places, others = known[:, :3, 3], torch.arange(len(some))
@@ -235,7 +259,7 @@ class AffineExposure(Correction):
             errors = [float((predicted(known[some], turn, False) - values[some]).square().sum()) for turn in _TURNS]
             if min(errors) < float((values[some] * count / (count - 1)).square().sum()):
                 result = predicted(poses.cpu().double(), _TURNS[errors.index(min(errors))], True)
-        log_gain, offset = result.to(self.log_gain).split(3, dim=1)
+        log_gain, offset = (result + told).to(self.log_gain).split(3, dim=1)
         return log_gain.exp(), _OFFSET_UNIT * offset
 
     def corrections(self) -> tuple[Tensor, Tensor]:

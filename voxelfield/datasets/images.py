@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import re
 import time
@@ -352,6 +353,28 @@ def exif_orientation(path: Path) -> int:
     with open_image(path, upright=True) as image:
         found = image.getexif().get(ExifTags.Base.Orientation)
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
+
+
+def exif_exposures(paths: Sequence[Path]) -> Tensor | None:
+    """Returns natural logarithms (N,) of the exposures of photographs; None unless the EXIF data of all state theirs.
+
+    An exposure is the time multiplied by the sensitivity (ISO) and divided by the square of the f-number. If the first
+    file states none, no other is opened.
+    """
+    tags = (ExifTags.Base.ExposureTime, ExifTags.Base.ISOSpeedRatings, ExifTags.Base.FNumber)
+
+    def read(path: Path) -> float:
+        with open_image(path) as image, contextlib.suppress(Exception):  # EXIF data may be damaged
+            exif = image.getexif().get_ifd(ExifTags.IFD.Exif)
+            # Some cameras list several sensitivities.
+            time, sensitivity, aperture = (float(np.ravel(exif[tag])[0]) for tag in tags)
+            return math.log(time * sensitivity / aperture**2)
+        return math.nan
+
+    if not paths or not math.isfinite(read(paths[0])):
+        return None
+    found = torch.tensor(in_threads(read, paths, "looked at"))
+    return found if bool(found.isfinite().all()) else None
 
 
 def area_resized(image: Image.Image, size: Size) -> Image.Image:

@@ -93,14 +93,16 @@ def foreign_code() -> Iterator[None]:
             raise ValueError(error_in_words(error)) from error
 
 
-def raised_by(error: BaseException) -> str | None:
-    """Returns the entry point, in words, of the package that raised an error, or called what did; None without one."""
+def raised_by(error: BaseException, losses: Sequence[str] = ()) -> str | None:
+    """Returns the entry point or loss, in words, whose package raised an error, or called what did; None without."""
     if isinstance(error.__cause__, StopIteration):  # which a generator turns into a RuntimeError without its frames
         error = error.__cause__
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    entries = [entry for group in _GROUPS for entry in entry_points(group=group)]
+    found = [entry for group in _GROUPS for entry in entry_points(group=group)]
+    entries = [(entry.module, f"the entry point {entry.name} = {entry.value} of {entry.group}") for entry in found]
+    entries += [(loss.partition(":")[0], f"losses={loss}") for loss in losses]
     for module in [] if modules[-1:] == [Interrupt.__module__] else reversed(modules):  # where Ctrl-C is raised
-        for entry in sorted(entries, key=lambda entry: entry.module != module):
-            if entry.module.partition(".")[0] == module.partition(".")[0]:
-                return f"the entry point {entry.name} = {entry.value} of {entry.group}"
+        for named, words in sorted(entries, key=lambda entry: entry[0] != module):
+            if named.partition(".")[0] == module.partition(".")[0]:
+                return words
     return None

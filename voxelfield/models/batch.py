@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from voxelfield.fields.field import RadianceField
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import Rendering
 
@@ -93,12 +94,15 @@ class Outputs:
         pixels: (P, 3) the pixels' colours over the background.
         field_truth: (P, 3) the true colours before the cameras' corrections, for comparison with colours of the field
             itself; equal to ``batch.truth``, unless a component corrects them.
+        field: The field that was rendered, for losses on its features or at other points; None in outputs that no model
+            has rendered.
     """
 
     rendering: Rendering
     rgb: Tensor
     pixels: Tensor
     field_truth: Tensor
+    field: RadianceField = None  # type: ignore[assignment]  # so that losses need not ask whether there is one
 
     @property
     def ray_count(self) -> Tensor:

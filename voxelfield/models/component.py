@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from voxelfield.foundation.errors import shown
+from voxelfield.foundation.extensions import load_entry
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.rendering.cameras import Cameras
 
@@ -158,6 +161,23 @@ class LossTerms(Component):
     def losses(self, outputs: Outputs, batch: Batch) -> Mapping[str, Tensor]:
         """Returns the terms."""
         return {name: term(outputs, batch) for name, term in self._terms.items()}
+
+
+def named_losses(names: Sequence[str]) -> dict[str, Loss]:
+    """Imports loss terms ``module:function``, by the names of the functions; raises ValueError where that fails."""
+    found: dict[str, Loss] = {}
+    for name in names:
+        try:
+            loss = load_entry(EntryPoint("losses", name, ""))
+            if not callable(loss):
+                raise ValueError(f"it is {shown(loss)}")
+        except ValueError as error:
+            raise ValueError(f"losses must name functions of outputs and batch, got {name}: {error}") from error
+        term = name.rpartition(":")[2].rpartition(".")[2]
+        if term in found:
+            raise ValueError(f"losses must name functions of different names, got {', '.join(names)}")
+        found[term] = loss
+    return found
 
 
 def find_component(components: Sequence[Component], kind: type[Kind]) -> Kind | None:

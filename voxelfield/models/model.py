@@ -243,7 +243,7 @@ class Model(nn.Module, Component):  # type: ignore[misc]
         for component in components:
             component.prepare(batch)
         rendering = self.render(batch.rays, settings, jitter=True, **options)
-        outputs = Outputs(rendering, rendering.rgb, rendering.rgb, batch.truth)
+        outputs = Outputs(rendering, rendering.rgb, rendering.rgb, batch.truth, self.field)
         for component in components:
             component.adjust(outputs, batch)
         outputs.pixels = pixel_colors(

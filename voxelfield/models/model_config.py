@@ -154,7 +154,8 @@ class ModelConfig:
         Args:
             aabb: (2, 3) the grid's box: the scene's box, or a box in warped coordinates.
             resolutions: Resolutions of the trainer's stages, in order.
-            device: Device of the field; may be ``meta``, to find out shapes only.
+            device: Device of the field. To find out shapes, ``meta`` is tried first, and if that fails because values
+                are read, which tensors there do not have, another device.
         """
         raise NotImplementedError(f"{type(self).__name__} must define build")
 

@@ -16,14 +16,20 @@ from typing import Any
 
 import torch
 
-import voxelfield
 from voxelfield import processes
 from voxelfield.components.refinement import write_cameras
 from voxelfield.components.registry import active
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.devices import peak_bytes
-from voxelfield.evaluation.evaluation import Evaluation, picture_name, save_images, write_metrics, write_table
-from voxelfield.installed import MissingPackageError
+from voxelfield.evaluation.evaluation import (
+    Evaluation,
+    check_pictures,
+    picture_name,
+    save_images,
+    write_metrics,
+    write_table,
+)
+from voxelfield.installed import VERSION, MissingPackageError
 from voxelfield.media.png import BackgroundWriter
 from voxelfield.media.video import write_video
 from voxelfield.messages import clipped
@@ -109,6 +115,38 @@ def evaluated_split(scene: Scene) -> tuple[str, Split]:
     """Returns the name and the views of the split to evaluate: the test split or, without one, the training split."""
     name = "test" if "test" in scene.splits else "train"
     return name, scene.split(name)
+
+
+def write_results(session: Session, folder: Path | str | None = None) -> dict[str, Any]:
+    """Evaluates what a session has trained and writes what ``python train.py`` leaves at the end of a run.
+
+    That is the report, metrics, rendered views, the model file and the video, as ``trainer.evaluation`` and
+    ``trainer.model_file`` say; earlier ones are replaced. The report has curves if the session's logger is a
+    :class:`voxelfield.training.logs.TensorBoardLogger` of the folder. Nothing is recorded afterwards. A collective
+    call.
+
+    Args:
+        session: The session, usually after its last step.
+        folder: Where to write; None for the session's output folder.
+
+    Returns:
+        The content of ``metrics.json``.
+
+    Raises:
+        ValueError: There is no folder, or another run is writing to it.
+        OSError: A result cannot be written, or a view would replace an image that voxelfield has not written.
+    """
+    directory = session.output if folder is None else Path(folder)
+    if directory is None:
+        raise ValueError("folder must be given for a session without an output folder, got None")
+    name, split = evaluated_split(session.scene)
+    if session.config.trainer.evaluation.save_images:
+        check_pictures("folder", directory / name, split.names)
+    session.wait()
+    timing = Timing()
+    timing.seconds["train"] = session.train_seconds
+    with RunDirectoryLock(directory, "folder") if processes.is_first() else contextlib.nullcontext() as lock:
+        return finish(session, session.config, directory, timing, lock)
 
 
 def finish(
@@ -279,7 +317,7 @@ def _metrics(
         "ssim_per_view": dict(zip(evaluation.names, evaluation.scores["ssim"], strict=True)),
         "per_view": evaluation.per_view(),
         "environment": {
-            "voxelfield": voxelfield.__version__,
+            "voxelfield": VERSION,
             "torch": torch.__version__,
             "cuda": torch.version.cuda or "none",
             "python": platform.python_version(),

@@ -26,6 +26,7 @@ from voxelfield.evaluation.evaluation import check_pictures, evaluate_split
 from voxelfield.evaluation.metrics import WINDOW, check_lpips
 from voxelfield.files import IMAGE_SUFFIXES
 from voxelfield.interrupt import Interrupt, Interrupted
+from voxelfield.models.component import named_losses
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
 from voxelfield.report.thumbnails import Thumbnails
@@ -144,6 +145,7 @@ def train_as_configured(
 def _load(settings: RunConfig, root: Path, found: FoundScene | None) -> tuple[Scene, Warp | None]:
     """Loads the scene and chooses its warp; meanwhile, prepares the device for training."""
     device = choose_device(settings.device)
+    named_losses(settings.losses)
     if settings.trainer.evaluation.lpips:
         check_lpips()
     # Fail now if the kernels are not available, not after the images have been loaded.

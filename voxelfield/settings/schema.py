@@ -402,6 +402,8 @@ class RunConfig:
         trainer: The training loop.
         camera: Camera refinement.
         logger: Logging and the viewer.
+        losses: Loss terms of other packages or of files in the working directory, each a function as
+            ``module:function`` (:func:`voxelfield.models.component.named_losses`).
         seed: Seed of torch's random number generators.
         deterministic: Whether runs on the same machine are bit-for-bit reproducible, which is slower on a GPU. A
             :class:`voxelfield.Session` leaves this to ``torch.use_deterministic_algorithms``.
@@ -422,6 +424,7 @@ class RunConfig:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     camera: CameraConfig = field(default_factory=CameraConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
+    losses: list[Annotated[str, Form(r"[\w.]+:[\w.]+", "module:function")]] = field(default_factory=list)
     seed: Annotated[int, Range(-(2**63), 2**64 - 1)] = 0
     deterministic: bool = False
     device: Annotated[str, Form(DEVICES, DEVICES_IN_WORDS)] = "auto"

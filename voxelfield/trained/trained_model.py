@@ -18,6 +18,7 @@ from voxelfield import processes
 from voxelfield.components.exposure import AffineExposure, CameraTones, recolored
 from voxelfield.components.refinement import RefinedCameras, refine_views
 from voxelfield.config import parse
+from voxelfield.datasets.images import exif_exposures
 from voxelfield.datasets.loading import find_scene, load_scene
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.evaluation.evaluation import (
@@ -251,7 +252,7 @@ class TrainedModel:
                     local = [index for index in chosen if index in split.local_indices]
                 return evaluate_split(
                     self._photographing(
-                        self._default_renderer if backend is None else self.renderer(backend), split.cameras, tones
+                        self._default_renderer if backend is None else self.renderer(backend), split, tones
                     ),
                     split,
                     self.model.background,
@@ -309,14 +310,16 @@ class TrainedModel:
         return cost
 
     def _photographing(
-        self, renderer: FieldRenderer, cameras: Cameras, tones: CameraTones | None
+        self, renderer: FieldRenderer, split: Split, tones: CameraTones | None
     ) -> Callable[[Cameras, int], View]:
-        """Returns a function that renders one of the views of some cameras as its camera shows it."""
+        """Returns a function that renders one of the views of a split as its camera shows it."""
         device, background = self.model.device, self.model.background if self.model.environment is None else None
         shown = None if tones is None else copy.deepcopy(tones).to(device)
         predicted = None
         if self.exposures is not None:
-            predicted = AffineExposure.restored(self.exposures).to(device).predict(cameras.c2w)
+            exposure = AffineExposure.restored(self.exposures).to(device)
+            exif = None if exposure.exif is None else exif_exposures(split.paths or ())
+            predicted = exposure.predict(split.cameras.c2w, exif)
 
         def photograph(cameras: Cameras, index: int) -> View:
             view = renderer.view(cameras, index)
@@ -411,6 +414,19 @@ def untrained_model(config: RunConfig, device: torch.device | str) -> Model:
     return model
 
 
+def outlined_model(config: RunConfig, device: torch.device | str) -> Model:
+    """Builds :func:`untrained_model` for its shapes, on ``meta``, or on a device if its ``build`` reads values."""
+    try:
+        with torch.device("meta"):
+            return untrained_model(config, "meta")
+    except (RuntimeError, TypeError) as error:
+        # Torch has no exception of its own for this, but all of its messages name the device.
+        if "meta" not in str(error).lower():
+            raise
+    with torch.random.fork_rng(devices=[]):  # as on meta, training continues with the random numbers that it had
+        return untrained_model(config, device)
+
+
 def restore_trained_model(
     config: RunConfig | Mapping[str, Any], state: Mapping[str, Any], steps: int, device: torch.device | str
 ) -> TrainedModel:
@@ -424,10 +440,9 @@ def restore_trained_model(
     device = torch.device(device)
     settings = parse(RunConfig, config)
     state = {name: item.to(device) if isinstance(item, Tensor) else item for name, item in state.items()}
-    # Built on the meta device, because the values are about to be replaced: initialising them would take seconds, and
-    # memory for any size that the configuration names.
-    with torch.device("meta"):
-        model = untrained_model(settings, "meta")
+    # The values are about to be replaced: initialising them would take seconds, and memory for any size that the
+    # configuration names.
+    model = outlined_model(settings, device)
     check_state(model, state, model.grid.levels)
     model.load_state_dict(state, assign=True)
     tensors = (*vars(model).values(), *model.parameters(), *model.buffers())

@@ -42,7 +42,7 @@ from voxelfield.training.state import ENTRIES, TrainingState
 logger = logging.getLogger(__name__)
 
 # Settings that a run may change when it is resumed, which is worth a warning.
-_CHANGEABLE = ("optimizer.", "trainer.", "camera.", "seed")
+_CHANGEABLE = ("optimizer.", "trainer.", "camera.", "losses", "seed")
 
 
 class Checkpoints:

@@ -23,7 +23,7 @@ from voxelfield.evaluation.metrics import psnr
 from voxelfield.foundation.errors import shown
 from voxelfield.interrupt import Interrupt
 from voxelfield.models.batch import Batch
-from voxelfield.models.component import Component, Kind, Loss, find_component
+from voxelfield.models.component import Component, Kind, Loss, find_component, named_losses
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.pixel_sampler import Images
 from voxelfield.models.training import MemoryEstimate
@@ -34,7 +34,7 @@ from voxelfield.rendering.view_pictures import comparison_panel
 from voxelfield.run_directory import RunDirectoryLock
 from voxelfield.settings import CameraConfig, OptimizerConfig, RunConfig, TrainerConfig
 from voxelfield.settings.resolve import resolve_arguments
-from voxelfield.trained.trained_model import TrainedModel, untrained_model
+from voxelfield.trained.trained_model import TrainedModel, outlined_model
 from voxelfield.training.checkpoints import Checkpoints, agreement
 from voxelfield.training.logs import FailsafeLogger, NullLogger, Progress, RunLogger
 from voxelfield.training.memory import check_memory, estimate_memory, explain_shortage, place_of_images
@@ -58,6 +58,8 @@ class Session:
     In a process group of torch.distributed, all processes train the model together, and grids are divided over them
     (docs/several_gpus.md). They must construct the session alike and call its methods in the same order; the features
     of grids are then readable after :meth:`result`, until the next step.
+
+    :func:`voxelfield.write_results` writes the report of a session and the other results of a run.
 
     Args:
         scene: Images and cameras, with a split named ``train``.
@@ -130,9 +132,9 @@ class Session:
         on_stage: Hook | None = None,
         on_preview: Hook | None = None,
     ) -> None:
-        losses = losses or {}
-        _check_types(losses, components, sampler, output)
+        _check_types(losses or {}, components, sampler, output)
         config = resolve_arguments(scene, model, trainer, optimizer, camera, warp, device, seed)
+        losses = {**named_losses(config.losses), **(losses or {})}
         self.scene = scene
         self.config = RunConfig(**vars(config))
         self.device = choose_device(config.device)
@@ -194,7 +196,7 @@ class Session:
                 that was chosen.
         """
         return estimate_memory(
-            untrained_model(self.config, "meta"),
+            outlined_model(self.config, "cpu"),
             self.config,
             self.scene.train,
             self.device.type,
