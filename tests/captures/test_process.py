@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image, JpegImagePlugin
 from room_corner import corner_cameras, write_photographs
 
 import voxelfield
@@ -19,6 +21,7 @@ from voxelfield.captures.photographs import copy_photographs, extract_frames, ph
 from voxelfield.captures.processing import REPORT, process
 from voxelfield.cli.command import main
 from voxelfield.datasets.images import read_images
+from voxelfield.installed import MissingPackageError
 from voxelfield.media.video import write_video
 
 pytestmark = pytest.mark.sweep
@@ -253,6 +256,40 @@ def test_photographs_are_turned_upright_shrunk_and_else_left_alone(tmp_path):
         (loaded,) = read_images([copies[name]])
         assert loaded.shape == (60, 40, 4)
         assert loaded[5, 20, 2] > 200, "blue was at the left and is now at the top"
+
+
+class HeicOfATest(JpegImagePlugin.JpegImageFile):
+    """What pillow-heif makes of a HEIC file, which here is a JPEG behind a header."""
+
+    format = "HEIF"
+
+    def __init__(self, file, name):
+        super().__init__(io.BytesIO(file.read()[12:]), name)
+
+
+def test_heic_becomes_jpeg_with_the_focal_length_from_which_colmap_starts(tmp_path, monkeypatch):
+    (tmp_path / "given").mkdir()
+    exif = Image.Exif()
+    exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.FocalLengthIn35mmFilm] = 26
+    jpeg = io.BytesIO()
+    Image.new("RGB", (200, 150), (10, 200, 30)).save(jpeg, "JPEG", exif=exif)
+    (tmp_path / "given" / "IMG_1.HEIC").write_bytes(b"\0\0\0\x18ftypheic" + jpeg.getvalue())
+    found = photographs_in(tmp_path / "given")
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    with pytest.raises(MissingPackageError, match=r'to read IMG_1.HEIC: pip install "voxelfield\[heic\]"'):
+        copy_photographs(found, tmp_path / "refused", 100)
+    monkeypatch.setattr(Image, "OPEN", dict(Image.OPEN))
+    monkeypatch.setattr(Image, "ID", list(Image.ID))
+
+    def register() -> None:
+        Image.register_open("HEIF", HeicOfATest, lambda header: header[4:12] == b"ftypheic")
+
+    monkeypatch.setitem(sys.modules, "pillow_heif", SimpleNamespace(register_heif_opener=register))
+    copy_photographs(found, tmp_path / "copies", 100)
+    with Image.open(tmp_path / "copies" / "IMG_1.jpg") as copy:
+        assert (copy.format, copy.size) == ("JPEG", (100, 75))
+        assert copy.getpixel((50, 40)) == pytest.approx((10, 200, 30), abs=4)
+        assert copy.getexif().get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.FocalLengthIn35mmFilm] == 26
 
 
 def test_photographs_whose_copies_would_replace_one_another_are_refused(tmp_path):

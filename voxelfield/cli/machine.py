@@ -36,6 +36,7 @@ EXTRAS = dict.fromkeys(TRAINING_PACKAGES.values(), "train") | {
     **dict.fromkeys(("scikit-image", "trimesh", "fast-simplification", "xatlas"), "mesh"),
     "viser": "viewer",
     "OpenEXR": "exr",
+    "pillow-heif": "heic",
     **dict.fromkeys(("hydra-joblib-launcher", "joblib"), "sweep"),
     "nerfbaselines": "nerfbaselines",
     "torchmetrics": "lpips",
