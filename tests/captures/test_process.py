@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -15,8 +16,10 @@ import pytest
 import torch
 from PIL import ExifTags, Image, JpegImagePlugin
 from room_corner import corner_cameras, write_photographs
+from tqdm import tqdm
 
 import voxelfield
+from voxelfield.captures import processing
 from voxelfield.captures.photographs import copy_photographs, extract_frames, photographs_in
 from voxelfield.captures.processing import REPORT, process
 from voxelfield.cli.command import main
@@ -102,6 +105,21 @@ def test_earlier_results_are_replaced_only_with_overwrite(scene, photographs, tm
     assert not (tmp_path / "scene" / "images" / "view_99.png").exists()
     assert (tmp_path / "scene" / "notes.txt").read_text() == "mine"
     assert len(json.loads((tmp_path / "scene" / REPORT).read_text())["cameras"]) == 8
+
+
+def test_what_colmap_has_done_is_counted_and_the_next_commands_are_named(photographs, tmp_path, monkeypatch, caplog):
+    pytest.importorskip("pycolmap")
+    shown, folder = io.StringIO(), tmp_path / "my scene"
+    monkeypatch.setattr(processing, "_COUNT_EVERY", 0.01)
+    always = {"disable": False, "mininterval": 0, "file": shown}
+    monkeypatch.setattr(processing, "tqdm", lambda **options: tqdm(**options | always))
+    caplog.set_level("INFO")
+    assert main(["process", str(photographs), "-o", str(folder), "--camera-model", "SIMPLE_PINHOLE"]) == 0
+    before, _, mapping = shown.getvalue().rpartition("pairs/s")
+    assert re.search(r" [1-7]/8 \[.* [1-9]\d?/28 \[", before.replace("\r", " "))
+    assert " 2/8 " in mapping
+    assert " 8/8 " in mapping
+    assert caplog.messages[-1] == f"next: `voxelfield inspect '{folder}'`, then `voxelfield train '{folder}'`"
 
 
 def write_flat(folder: Path) -> Path:

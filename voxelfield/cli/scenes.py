@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import shlex
 from datetime import datetime
 from pathlib import Path
 
@@ -68,7 +69,8 @@ def run_process(options: argparse.Namespace) -> None:
     if report.registered < _FEW * report.photographs:
         remedy = "take more in between" + (", or try --matching exhaustive" if report.matching == "sequential" else "")
         logger.info("many photographs were not registered: %s", remedy)
-    logger.info("wrote %s and %s; look at it with `voxelfield inspect %s`", folder, folder / REPORT, folder)
+    logger.info("wrote %s and %s", folder, folder / REPORT)
+    logger.info("next: `voxelfield inspect %s`, then `voxelfield train %s`", *2 * [shlex.quote(str(folder))])
 
 
 def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
