@@ -99,10 +99,7 @@ def runs_in(folder: Path) -> tuple[dict[Path, dict[str, Any]], list[str]]:
 
 
 def run_path(text: str) -> Path:
-    """Returns the path that RUN stands for; ``latest`` is the run in :func:`runs_folder` that finished last.
-
-    Raises FileNotFoundError if none has.
-    """
+    """Returns the path of RUN; ``latest`` is the run in :func:`runs_folder` that finished last, if one has."""
     if text != "latest":
         return Path(text)
     finished, _ = runs_in(folder := runs_folder())

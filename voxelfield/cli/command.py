@@ -46,7 +46,7 @@ VERBS = {
     "inspect": ("scenes", "draw a scene's cameras, box and images, and warn of common problems"),
     "doctor": ("machine", "check this machine: versions, compilers, GPUs, compiled kernels and optional packages"),
     "build": ("machine", "compile the extension now instead of on first use"),
-    "bench": ("machine", "time the sampling op against torch's grid_sample"),
+    "bench": ("machine", "time the sampling op against torch's grid_sample, as README does"),
 }
 
 _NAMED_ALIKE = (
