@@ -17,7 +17,8 @@ from typing import Any, BinaryIO
 # Opening a named pipe waits for a writer without the first; Windows turns line ends into others without the second.
 _READ_ONLY = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")
+HEIC_SUFFIXES = (".heic", ".heif")  # photographs of iPhones, which Pillow reads with pillow-heif only
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp", *HEIC_SUFFIXES)
 """Endings of the names of image files, in lower case. The format itself is recognised by a file's content."""
 
 MARK = "written by voxelfield"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from voxelfield.files import read_json_object, remove_temporaries
+from voxelfield.installed import config_folder
 
 try:
     import fcntl
@@ -50,7 +51,9 @@ _LAST = "last.pt"
 _NUMBERED = re.compile(r"checkpoint_(\d+)\.pt")
 
 _METRICS_HOLD: dict[str, Any] = {
+    "scene": str,
     "psnr": (int, float),
+    "train_seconds": (int, float),
     "steps": int,
     "settings": dict,
     "psnr_per_view": dict,
@@ -71,6 +74,40 @@ def read_metrics(directory: Path) -> dict[str, Any]:
         if not isinstance(metrics.get(key), kind):
             raise ValueError(f"{directory / METRICS}: must have the entry {key!r} of a finished run")
     return metrics
+
+
+def runs_folder() -> Path:
+    """Returns the folder of all runs: ``hydra.run.dir`` in ``configs/train.yaml``, up to the name of the scene."""
+    import yaml  # commands that take no run do without it
+
+    settings = yaml.safe_load((config_folder() / "train.yaml").read_text(encoding="utf-8"))
+    return Path(settings["hydra"]["run"]["dir"].partition("${")[0])
+
+
+def runs_in(folder: Path) -> tuple[dict[Path, dict[str, Any]], list[str]]:
+    """Returns the metrics of the finished runs below a folder, the last at the end, and what other directories lack."""
+    finished: dict[Path, dict[str, Any]] = {}
+    others = []
+    for directory in sorted({path.parent for name in (METRICS, HYDRA_RECORDS[0]) for path in folder.rglob(name)}):
+        try:
+            finished[directory] = read_metrics(directory)
+        except FileNotFoundError:
+            others.append(f"{directory}: not finished")
+        except (OSError, ValueError) as error:
+            others.append(str(error))
+    return dict(sorted(finished.items(), key=lambda run: (run[0] / METRICS).stat().st_mtime)), others
+
+
+def run_path(text: str) -> Path:
+    """Returns the path of RUN; ``latest`` is the run in :func:`runs_folder` that finished last, if one has."""
+    if text != "latest":
+        return Path(text)
+    finished, _ = runs_in(folder := runs_folder())
+    if not finished:
+        expected = "RUN must be a run directory, a checkpoint or a model file"
+        raise FileNotFoundError(f"{expected}, got the latest run, but none in {folder.resolve()} has finished")
+    logger.info("RUN is %s, which finished last", latest := [*finished][-1])
+    return latest
 
 
 def checkpoints(directory: Path) -> list[Path]:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image, JpegImagePlugin
 from room_corner import corner_cameras, write_photographs
+from tqdm import tqdm
 
 import voxelfield
+from voxelfield.captures import processing
 from voxelfield.captures.photographs import copy_photographs, extract_frames, photographs_in
 from voxelfield.captures.processing import REPORT, process
 from voxelfield.cli.command import main
 from voxelfield.datasets.images import read_images
+from voxelfield.installed import MissingPackageError
 from voxelfield.media.video import write_video
 
 pytestmark = pytest.mark.sweep
@@ -99,6 +105,21 @@ def test_earlier_results_are_replaced_only_with_overwrite(scene, photographs, tm
     assert not (tmp_path / "scene" / "images" / "view_99.png").exists()
     assert (tmp_path / "scene" / "notes.txt").read_text() == "mine"
     assert len(json.loads((tmp_path / "scene" / REPORT).read_text())["cameras"]) == 8
+
+
+def test_what_colmap_has_done_is_counted_and_the_next_commands_are_named(photographs, tmp_path, monkeypatch, caplog):
+    pytest.importorskip("pycolmap")
+    shown, folder = io.StringIO(), tmp_path / "my scene"
+    monkeypatch.setattr(processing, "_COUNT_EVERY", 0.01)
+    always = {"disable": False, "mininterval": 0, "file": shown}
+    monkeypatch.setattr(processing, "tqdm", lambda **options: tqdm(**options | always))
+    caplog.set_level("INFO")
+    assert main(["process", str(photographs), "-o", str(folder), "--camera-model", "SIMPLE_PINHOLE"]) == 0
+    before, _, mapping = shown.getvalue().rpartition("pairs/s")
+    assert re.search(r" [1-7]/8 \[.* [1-9]\d?/28 \[", before.replace("\r", " "))
+    assert " 2/8 " in mapping
+    assert " 8/8 " in mapping
+    assert caplog.messages[-1] == f"next: `voxelfield inspect '{folder}'`, then `voxelfield train '{folder}'`"
 
 
 def write_flat(folder: Path) -> Path:
@@ -253,6 +274,40 @@ def test_photographs_are_turned_upright_shrunk_and_else_left_alone(tmp_path):
         (loaded,) = read_images([copies[name]])
         assert loaded.shape == (60, 40, 4)
         assert loaded[5, 20, 2] > 200, "blue was at the left and is now at the top"
+
+
+class HeicOfATest(JpegImagePlugin.JpegImageFile):
+    """What pillow-heif makes of a HEIC file, which here is a JPEG behind a header."""
+
+    format = "HEIF"
+
+    def __init__(self, file, name):
+        super().__init__(io.BytesIO(file.read()[12:]), name)
+
+
+def test_heic_becomes_jpeg_with_the_focal_length_from_which_colmap_starts(tmp_path, monkeypatch):
+    (tmp_path / "given").mkdir()
+    exif = Image.Exif()
+    exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.FocalLengthIn35mmFilm] = 26
+    jpeg = io.BytesIO()
+    Image.new("RGB", (200, 150), (10, 200, 30)).save(jpeg, "JPEG", exif=exif)
+    (tmp_path / "given" / "IMG_1.HEIC").write_bytes(b"\0\0\0\x18ftypheic" + jpeg.getvalue())
+    found = photographs_in(tmp_path / "given")
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    with pytest.raises(MissingPackageError, match=r'to read IMG_1.HEIC: pip install "voxelfield\[heic\]"'):
+        copy_photographs(found, tmp_path / "refused", 100)
+    monkeypatch.setattr(Image, "OPEN", dict(Image.OPEN))
+    monkeypatch.setattr(Image, "ID", list(Image.ID))
+
+    def register() -> None:
+        Image.register_open("HEIF", HeicOfATest, lambda header: header[4:12] == b"ftypheic")
+
+    monkeypatch.setitem(sys.modules, "pillow_heif", SimpleNamespace(register_heif_opener=register))
+    copy_photographs(found, tmp_path / "copies", 100)
+    with Image.open(tmp_path / "copies" / "IMG_1.jpg") as copy:
+        assert (copy.format, copy.size) == ("JPEG", (100, 75))
+        assert copy.getpixel((50, 40)) == pytest.approx((10, 200, 30), abs=4)
+        assert copy.getexif().get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.FocalLengthIn35mmFilm] == 26
 
 
 def test_photographs_whose_copies_would_replace_one_another_are_refused(tmp_path):

@@ -21,7 +21,7 @@ from voxelfield.datasets.images import (
     image_size,
     read_images,
 )
-from voxelfield.files import IMAGE_SUFFIXES
+from voxelfield.files import HEIC_SUFFIXES, IMAGE_SUFFIXES
 
 READ = {"PNG", "JPEG", "MPO", "WEBP", "TIFF", "BMP"}
 """Formats of Pillow that are read."""
@@ -93,6 +93,8 @@ def test_postscript_is_not_run(tmp_path):
 @pytest.mark.parametrize("suffix", IMAGE_SUFFIXES)
 def test_every_listed_suffix_is_written_and_read(tmp_path, suffix):
     path = tmp_path / f"a{suffix}"
+    if suffix in HEIC_SUFFIXES:
+        pytest.importorskip("pillow_heif").register_heif_opener()
     Image.new("RGB", (8, 6), (10, 200, 30)).save(path)
     np.testing.assert_allclose(read_images([path])[0, 3, 4], (10, 200, 30, 255), atol=3)
 

@@ -86,7 +86,7 @@ def test_names_that_lead_out_of_the_folder_are_refused(tmp_path, name):
     ("there", "message"),
     [
         ("input/A.jpg", "; there is {folder}/input/A.jpg: were the images moved or renamed?"),
-        ("images/a.heic", "; there is {folder}/images/a.heic: convert such files to one of .png, .jpg"),
+        ("images/a.avif", "; there is {folder}/images/a.avif: convert such files to one of .png, .jpg"),
         ("notes.txt", "; {folder} contains no images at all: were they copied along?"),
         ("images/x.png", "; {folder} contains 1 images of other names, such as images/x.png"),
     ],

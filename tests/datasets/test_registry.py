@@ -98,32 +98,39 @@ def test_an_unknown_folder_is_refused_in_one_line_that_lists_the_formats(tmp_pat
         voxelfield.load_scene(str(folder) if as_text else folder)
     message = str(caught.value)
     assert message.startswith(
-        "folder must be a scene with transforms_train.json, transforms_val.json or transforms_test.json (blender); "
-        "or transforms.json (nerfstudio or instant-ngp); or "
+        f"folder must be a scene, got {folder}; the files of a scene are transforms_train.json, transforms_val.json or "
+        "transforms_test.json (blender); or transforms.json (nerfstudio or instant-ngp); or "
     )
     assert all(f"{known.looks_for} ({known.name})" in message for known in registry.formats())
-    assert message.endswith(f"; or pictures.txt (pictures) in it, got {folder}, which holds none of these")
+    assert message.endswith("; or pictures.txt (pictures)")
     assert "\n" not in message
     with pytest.raises(FileNotFoundError, match="which does not exist"):
         voxelfield.load_scene(tmp_path / "nowhere")
 
 
-def test_photographs_and_videos_without_poses_are_sent_to_the_command_that_finds_them(tmp_path):
+def test_photographs_and_videos_without_poses_are_sent_to_the_commands_that_make_a_scene(tmp_path, monkeypatch):
     photographs, video = tmp_path / "my photos" / "input", tmp_path / "walk.MP4"
     photographs.mkdir(parents=True)
     video.touch()
-    with pytest.raises(FileNotFoundError) as caught:
-        scene_in(photographs.parent)
-    assert "process" not in str(caught.value)
-    with pytest.raises(FileNotFoundError, match=r"walk\.MP4 -o SCENE` finds the poses"):
-        scene_in(tmp_path)
-    Image.new("RGB", (8, 8)).save(photographs / "a.jpg")
-    for folder, source in (
-        (photographs, photographs),
-        (photographs.parent, photographs),
-        (tmp_path, photographs),
-        (video, video),
-    ):
+
+    def message(folder: Path) -> str:
         with pytest.raises(FileNotFoundError) as caught:
             scene_in(folder)
-        assert f"; `voxelfield process {shlex.quote(str(source))} -o SCENE` finds the poses" in str(caught.value)
+        return str(caught.value)
+
+    def commands(source: Path, scene: Path) -> str:
+        source, scene = (shlex.quote(str(path)) for path in (source, scene))
+        return f" without poses: run `voxelfield process {source} -o {scene}`, then `voxelfield train {scene}`"
+
+    assert "process" not in message(photographs.parent)
+    above, beside, inside = (
+        path.with_name(f"{path.name}_scene") for path in (tmp_path, photographs.parent, photographs)
+    )
+    assert message(tmp_path).startswith(f"folder must be a scene, got {tmp_path}, a video{commands(video, above)};")
+    assert message(video).endswith(f"which is a file, a video{commands(video, tmp_path / 'walk_scene')}")
+    Image.new("RGB", (8, 8)).save(photographs / "a.jpg")
+    (photographs / "IMG_2.HEIC").touch()  # counted without pillow-heif
+    for folder, scene in ((photographs, inside), (photographs.parent, beside), (tmp_path, above)):
+        assert f"got {folder}, 2 photographs{commands(photographs, scene)}; the files of a scene" in message(folder)
+    monkeypatch.chdir(photographs)
+    assert f"got ., 2 photographs{commands(Path(), inside)};" in message(Path())

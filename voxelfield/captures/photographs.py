@@ -11,10 +11,11 @@ from PIL import ExifTags, Image, ImageOps
 
 from voxelfield.datasets.images import image_files, in_threads, open_image
 from voxelfield.datasets.measures import sharpness
-from voxelfield.files import open_regular
+from voxelfield.files import HEIC_SUFFIXES, open_regular
 from voxelfield.installed import import_optional
 
-# Formats and suffixes that COLMAP reads; other photographs become PNG. Phones write MPO, an extended JPEG, as .jpg.
+# Formats and suffixes that COLMAP reads; other photographs become PNG, but HEIC becomes JPEG, because COLMAP finds no
+# focal length in a PNG. Phones write MPO, an extended JPEG, as .jpg.
 _READABLE, _READABLE_SUFFIXES = ("PNG", "JPEG", "MPO"), (".png", ".jpg", ".jpeg")
 _JPEG_QUALITY = 95
 # FFmpeg's formats of videos that consist of one file. Others are lists of files and addresses.
@@ -30,12 +31,14 @@ def copy_photographs(photographs: Sequence[Path], folder: Path, max_size: int) -
     """Copies photographs to a new folder, upright, and reduced where their longest side is above ``max_size`` pixels.
 
     The EXIF orientation is applied to the pixels and removed, because later steps read pixels as they are stored. PNG
-    and JPEG files that need no change are copied byte by byte; other formats become PNG. Raises ValueError for a
-    photograph that :func:`voxelfield.datasets.images.open_image` refuses, or if two copies would have one name.
+    and JPEG files that need no change are copied byte by byte; HEIC becomes JPEG, other formats become PNG. Raises the
+    errors of :func:`voxelfield.datasets.images.open_image`, and ValueError if two copies would have one name.
     """
     targets: dict[str, Path] = {}
     for path in photographs:
-        name = path.name if path.suffix.lower() in _READABLE_SUFFIXES else f"{path.stem}.png"
+        suffix = path.suffix.lower()
+        written = ".jpg" if suffix in HEIC_SUFFIXES else ".png"
+        name = path.name if suffix in _READABLE_SUFFIXES else f"{path.stem}{written}"
         if targets.setdefault(name, path) != path:
             raise ValueError(f"photographs must have different names, got {targets[name]} and {path}")
     folder.mkdir(parents=True)

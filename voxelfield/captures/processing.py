@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from tqdm import tqdm
 
 from voxelfield.captures.photographs import copy_photographs, extract_frames, photographs_in
 from voxelfield.datasets.images import Size, image_files, image_size
@@ -31,6 +34,7 @@ OUTPUTS = ("images", "sparse", REPORT)
 """Names of the files and folders that :func:`process` writes."""
 
 _OLDEST_MAJOR = 4
+_COUNT_EVERY = 0.5  # seconds
 _NO_DIRECTION = 0.3  # length of a mean direction below which photographs disagree too much to have one
 
 Matching = Literal["exhaustive", "sequential"]
@@ -214,13 +218,20 @@ def _reconstruct(folder: Path, camera_model: str, matching: Matching, camera_per
     pycolmap.set_random_seed(0)
     # Otherwise, COLMAP logs a line for every photograph and pair.
     pycolmap.logging.minloglevel = pycolmap.logging.ERROR.value
-    logger.info("finding features of %d photographs ...", len(names))
-    for group in sizes.values():
-        pycolmap.extract_features(database, images, group, mode, reader_options=reader)
-    logger.info("%s matching ...", matching)
-    (pycolmap.match_exhaustive if matching == "exhaustive" else pycolmap.match_sequential)(database)
+    with pycolmap.Database.open(database) as rows:
+        logger.info("finding features of %d photographs ...", len(names))
+        with _counting(rows.num_images, len(names), " photographs"):
+            for group in sizes.values():
+                pycolmap.extract_features(database, images, group, mode, reader_options=reader)
+        logger.info("%s matching ...", matching)
+        pairs = len(names) * (len(names) - 1) // 2 if matching == "exhaustive" else None
+        with _counting(rows.num_matched_image_pairs, pairs, " pairs"):
+            (pycolmap.match_exhaustive if matching == "exhaustive" else pycolmap.match_sequential)(database)
     logger.info("finding poses and points ...")
-    found = pycolmap.incremental_mapping(database, images, work)
+    with tqdm(total=len(names), unit=" photographs", disable=None, leave=False) as bar:
+        # Each model begins with two.
+        callbacks = {"initial_image_pair_callback": lambda: bar.update(2 - bar.n), "next_image_callback": bar.update}
+        found = pycolmap.incremental_mapping(database, images, work, **callbacks)
     models = sorted(found.values(), key=lambda each: each.num_reg_images(), reverse=True)
     if not models:
         raise ValueError(
@@ -250,6 +261,26 @@ def _reconstruct(folder: Path, camera_model: str, matching: Matching, camera_per
             for camera in best.cameras.values()
         ),
     )
+
+
+@contextlib.contextmanager
+def _counting(count: Callable[[], int], total: int | None, unit: str) -> Iterator[None]:
+    """Shows on a progress bar, while a block runs in COLMAP, what it has written to its database so far."""
+    ended = threading.Event()
+
+    def follow() -> None:
+        with contextlib.suppress(Exception):  # the count is not worth an error
+            while not ended.wait(_COUNT_EVERY):
+                bar.update(count() - bar.n)
+
+    with tqdm(total=total, unit=unit, disable=None, leave=False) as bar:
+        follower = threading.Thread(target=follow, daemon=True)
+        follower.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            follower.join()
 
 
 def _stand_upright(model: Any) -> None:

@@ -35,6 +35,7 @@ VERBS = {
         "train",
         "fit a field to a scene: a folder or a name, and overrides as of train.py, such as trainer=fast",
     ),
+    "runs": ("scenes", "list the runs: scene, PSNR, seconds of training, size on disk and date"),
     "eval": ("trained", "compare a trained field with views of its scene"),
     "render": ("render", "render a trained field along a path, as a video or as images"),
     "view": ("trained", "explore a trained field in a browser"),
@@ -45,7 +46,7 @@ VERBS = {
     "inspect": ("scenes", "draw a scene's cameras, box and images, and warn of common problems"),
     "doctor": ("machine", "check this machine: versions, compilers, GPUs, compiled kernels and optional packages"),
     "build": ("machine", "compile the extension now instead of on first use"),
-    "bench": ("machine", "time the sampling op against torch's grid_sample"),
+    "bench": ("machine", "time the sampling op against torch's grid_sample, as README does"),
 }
 
 _NAMED_ALIKE = (

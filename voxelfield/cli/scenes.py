@@ -1,15 +1,19 @@
-"""The verbs that get scenes, and look at them: ``download``, ``process`` and ``inspect``.
+"""The verbs that get scenes and look at them, ``download``, ``process`` and ``inspect``, and ``runs``, a list of runs.
 
-The packages that the last two need are imported where they run, because ``download`` needs none of them.
+The packages that ``process`` and ``inspect`` need are imported where they run, because ``download`` needs none of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import shlex
+from datetime import datetime
 from pathlib import Path
 
 from voxelfield.datasets.download import download, downloadable_scenes
+from voxelfield.messages import one_line
+from voxelfield.run_directory import METRICS, runs_folder, runs_in
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +69,8 @@ def run_process(options: argparse.Namespace) -> None:
     if report.registered < _FEW * report.photographs:
         remedy = "take more in between" + (", or try --matching exhaustive" if report.matching == "sequential" else "")
         logger.info("many photographs were not registered: %s", remedy)
-    logger.info("wrote %s and %s; look at it with `voxelfield inspect %s`", folder, folder / REPORT, folder)
+    logger.info("wrote %s and %s", folder, folder / REPORT)
+    logger.info("next: `voxelfield inspect %s`, then `voxelfield train %s`", *2 * [shlex.quote(str(folder))])
 
 
 def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,3 +96,25 @@ def run_inspect(options: argparse.Namespace) -> None:
     for finding in findings:
         logger.warning("warning: %s: %s", finding.title, finding.message)
     logger.info("wrote %s and %s", out / PICTURE, out / PAGE)
+
+
+def add_runs_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
+    text = "where to look for runs (default: %(default)s)"
+    parser.add_argument("folder", nargs="?", type=Path, default=runs_folder(), metavar="FOLDER", help=text)
+
+
+def run_runs(options: argparse.Namespace) -> None:
+    """List the finished runs in a folder and its subfolders, the latest at the end, and name the other runs there."""
+    finished, others = runs_in(options.folder)
+    rows = [("scene", "PSNR", "seconds", "MiB", "date", "folder")]
+    for directory, metrics in finished.items():
+        scene, folder = one_line(metrics["scene"]), one_line(str(directory))
+        size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()) / 2**20
+        date = datetime.fromtimestamp((directory / METRICS).stat().st_mtime).strftime("%Y-%m-%d %H:%M")
+        rows.append((scene, f"{metrics['psnr']:.2f}", f"{metrics['train_seconds']:.1f}", f"{size:.1f}", date, folder))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for scene, *cells, folder in rows:
+        print("  ".join((scene.ljust(widths[0]), *map(str.rjust, cells, widths[1:]), folder)))  # noqa: T201
+    for other in others or ([] if finished else [f"there are no runs in {options.folder}"]):
+        logger.warning("%s", other)

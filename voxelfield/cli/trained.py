@@ -22,7 +22,7 @@ from voxelfield.installed import MissingPackageError
 from voxelfield.messages import clipped, reason_of
 from voxelfield.report.page import write_report
 from voxelfield.report.thumbnails import Thumbnails
-from voxelfield.run_directory import METRICS, read_metrics
+from voxelfield.run_directory import METRICS, read_metrics, run_path
 from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.viewer.address import Address
 from voxelfield.viewer.page import Photographs, ViewerPage, photographs_of
@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds RUN and where its scene is."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory, a checkpoint or a model file")
+    run = "a run directory, a checkpoint or a model file (default: latest, the last finished run of `voxelfield runs`)"
+    parser.add_argument("run", nargs="?", type=run_path, default="latest", metavar="RUN", help=run)
     parser.add_argument("--data-root", type=Path, help="folder of scenes (default: data.root of the run)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<index> (default: auto)")
     parser.add_argument(

@@ -23,7 +23,8 @@ from PIL import ExifTags, Image, ImageChops, TiffImagePlugin
 from torch import Tensor
 
 from voxelfield import processes
-from voxelfield.files import IMAGE_SUFFIXES, open_regular
+from voxelfield.files import HEIC_SUFFIXES, IMAGE_SUFFIXES, open_regular
+from voxelfield.installed import import_optional
 from voxelfield.messages import reason_of
 
 logger = logging.getLogger(__name__)
@@ -298,9 +299,9 @@ def _stacked(
 def open_image(path: Path, upright: bool = False, depth: bool | None = False) -> Iterator[Image.Image]:
     """Opens an image file, whose pixels are read when they are first used; this package opens images in no other way.
 
-    The format is recognised by the file's content, not by the suffix: PNG, JPEG, WebP, TIFF or BMP. Of a TIFF with
-    several pages and of the MPO files that phones write, the first picture counts. The size is that of the pixels as
-    they are stored.
+    The format is recognised by the file's content, not by the suffix: PNG, JPEG, WebP, TIFF or BMP; HEIC is read only
+    from files called so. Of a TIFF with several pages and of the MPO files that phones write, the first picture counts.
+    The size is that of the pixels as they are stored; those of HEIC are always upright.
 
     Args:
         path: The file.
@@ -312,9 +313,13 @@ def open_image(path: Path, upright: bool = False, depth: bool | None = False) ->
         ValueError: The file is no regular file or not in one of these formats, damaged, animated, or has pixels other
             than RGB or grey with 8 bits per channel (or RGB with 16); or the caller's code could not read it. The
             message is one line that begins with the path.
+        MissingPackageError: The file is called HEIC, and pillow-heif is not installed.
     """
+    if is_heic := path.suffix.lower() in HEIC_SUFFIXES:
+        import_optional("pillow_heif", f"read {path.name}", "heic").register_heif_opener()
+    formats = (*_FORMATS, "HEIF") if is_heic else _FORMATS
     try:
-        with open_regular(path) as file, Image.open(file, formats=_FORMATS) as image:
+        with open_regular(path) as file, Image.open(file, formats=formats) as image:
             is_deep = image.mode.startswith("I")
             if not depth and not (is_deep and depth is None):
                 _check_kind(image)
@@ -331,7 +336,7 @@ def open_image(path: Path, upright: bool = False, depth: bool | None = False) ->
     except Exception as error:
         reason = reason_of(error)
         if isinstance(error, Image.UnidentifiedImageError):  # Pillow's own words repeat the path
-            reason = f"not a {_FORMAT_NAMES} image"
+            reason = f"not a {'HEIC' if is_heic else _FORMAT_NAMES} image"
         elif isinstance(error, Image.DecompressionBombError):
             reason = f"{reason.partition(',')[0]}: shrink the file itself, for example to half its width and height"
         raise ValueError(f"{path}: unreadable image ({reason})") from error

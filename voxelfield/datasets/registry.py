@@ -113,8 +113,7 @@ def scene_in(folder: Path) -> FoundScene:
     found = recognise(folder)
     if found is None and folder.is_dir():
         raise FileNotFoundError(
-            f"folder must be a scene with {wanted_files()} in it, got {folder}, which holds none of these"
-            f"{_scene_around(folder)}"
+            f"folder must be a scene, got {folder}{_scene_around(folder)}; the files of a scene are {wanted_files()}"
         )
     if found is None:
         raise FileNotFoundError(f"folder must be a scene, got {folder}, {why_no_folder(folder)}")
@@ -134,7 +133,7 @@ def why_no_folder(path: Path) -> str:
 
 
 def _scene_around(path: Path) -> str:
-    """Names a scene among the folders in a folder, the scene that a path is a part of, or the way to make one."""
+    """Names a scene among the folders in a folder, the scene that a path is a part of, or the commands to make one."""
     inside = next(filter(recognise, _folders_in(path)), None)
     if inside is not None:
         return f"; its folder {inside} is a scene"
@@ -144,8 +143,13 @@ def _scene_around(path: Path) -> str:
     videos = [each for each in (path, *path.glob("*")) if (mimetypes.guess_type(each)[0] or "").startswith("video/")]
     photographs = next(filter(None, (image_files(path, pattern) for pattern in ("*", "*/*", "*/*/*"))), [])
     source = next(iter([each.parent for each in photographs] or videos), None)
-    command = f"`voxelfield process {shlex.quote(str(source))} -o SCENE`"
-    return "" if source is None else f"; {command} finds the poses of photographs and videos"
+    if source is None:
+        return ""
+    count = f"{len(image_files(source))} photographs" if photographs else "a video"
+    named = path if path.name.strip(".") else path.resolve()
+    scene = shlex.quote(str(named.with_name(f"{named.name if path.is_dir() else named.stem}_scene")))
+    process = f"`voxelfield process {shlex.quote(str(source))} -o {scene}`"
+    return f", {count} without poses: run {process}, then `voxelfield train {scene}`"
 
 
 def _folders_in(folder: Path) -> list[Path]:
