@@ -168,6 +168,7 @@ def test_the_video_is_written(finished):
     av = pytest.importorskip("av")
     with av.open(str(finished[0] / "orbit.mp4")) as container:
         frames = [warp.to_ndarray(format="rgb24") for warp in container.decode(video=0)]
+        assert float(container.streams.video[0].average_rate) == len(frames) / 6, "it takes six seconds"
     assert len(frames) == 3
     assert frames[0].shape == (50, 50, 3)
     assert np.abs(frames[0].astype(int) - frames[1].astype(int)).mean() > 1, "the camera must move"
