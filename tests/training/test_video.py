@@ -60,12 +60,9 @@ def test_a_video_has_the_size_the_speed_and_the_colours_of_its_images(tmp_path):
         assert (stream.codec_context.name, stream.pix_fmt, stream.average_rate) == ("h264", "yuv420p", 10)
 
 
-@pytest.mark.parametrize(
-    ("size", "drawn"), [((4000, 3000), (1067, 800)), ((3000, 4000), (600, 800)), ((200, 160), (200, 160))]
-)
+@pytest.mark.parametrize(("size", "drawn"), [((4000, 3000), (1067, 800)), ((200, 160), (200, 160))])
 def test_the_video_of_a_run_has_800_rows_or_those_of_smaller_images(size, drawn):
-    cameras = Cameras(torch.eye(4)[None], torch.full((1, 4), float(size[1])), *size)
-    path = at_video_size(cameras)
+    path = at_video_size(Cameras(torch.eye(4)[None], torch.full((1, 4), float(size[1])), *size))
     assert (path.width, path.height) == drawn
     assert float(path.intrinsics[0, 1]) == pytest.approx(drawn[1]), "the field of view stays"
 

@@ -30,6 +30,7 @@ from voxelfield.messages import clipped
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.paths import at_size, path_named
 from voxelfield.report.page import write_report
+from voxelfield.report.record import read_overrides
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.run_directory import (
     CAMERAS_FILE,
@@ -157,6 +158,7 @@ def finish(
         evaluation = trained.evaluate(split, views=options.views, on_view=on_view)
         if options.report:
             thumbnails.gather()
+            thumbnails.enlarge(trained, split, evaluation)
         logger.info("%s over %d %s views", evaluation, len(evaluation.names), name)
         metrics = _metrics(session, trained, name, split, evaluation)
         if peak is not None:
@@ -186,7 +188,9 @@ def finish(
     timing.end("write")
     logger.info("took %s", ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in timing.seconds.items()))
     reported = ("psnr", "ssim", "psnr_fitted", "ssim_fitted", "train_seconds")
-    session.records.hyperparameters(asdict(session.config), {key: metrics[key] for key in reported if key in metrics})
+    overrides = read_overrides(run_directory) or ()
+    given = {key: value for key, _, value in (text.lstrip("+").partition("=") for text in overrides)}
+    session.records.hyperparameters(given, {key: metrics[key] for key in reported if key in metrics})
     # The report reads the records, so they must be complete; nothing is recorded after this point.
     session.records.close()
     if options.report and processes.is_first():

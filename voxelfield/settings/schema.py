@@ -185,7 +185,7 @@ class TrainerConfig(Group):
             most one byte each; ``small``, only features that training images show, as coarsely as these allow; or
             ``none`` to write no file.
         log_every: Number of steps between records of scalars.
-        preview_every: Number of steps between rendered previews; 0 for none.
+        preview_every: Number of steps between rendered previews, of which one follows the last step; 0 for none.
         preview_views: Number of fixed test views in a preview.
         checkpoint_every: Number of steps between checkpoints; 0 writes only one at the end.
         keep_checkpoints: Keep all checkpoints; otherwise each replaces the previous one.
