@@ -90,7 +90,7 @@ def _words(height: int, width: int) -> Tensor:
     """Returns the words of a panel: brightness and opacity (H, W, 2) uint8."""
     from PIL import Image, ImageDraw, ImageFont  # optional dependency
 
-    image, size = Image.new("LA", (width, height)), max(height // 24, 8)
+    image, size = Image.new("LA", (width, height)), max(height // 15, 8)
     draw, font = ImageDraw.Draw(image), ImageFont.load_default(size)
     for index, word in enumerate(_WORDS):
         corner = (size // 3 + index % 2 * (width // 2), size // 4 + index // 2 * (height // 2))
