@@ -116,7 +116,7 @@ class TensorBoardLogger:
 
         Args:
             step: Number of optimizer steps taken.
-            values: Numbers by tag; a slash in a tag groups charts. PSNR is shown first (:data:`SHOWN_AS`).
+            values: Numbers by tag; a slash in a tag groups charts. PSNR is shown first, in a group of its own.
         """
         for tag, value in values.items():
             self._writer.add_scalar(SHOWN_AS.get(tag, tag), value, step)
