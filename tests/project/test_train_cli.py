@@ -221,7 +221,6 @@ def test_events_hold_the_scalars(finished, events):
         assert [event.step for event in events.Scalars(tag)] == [5, 10, 15, 20, 25, 30], tag
     assert [(event.step, event.value) for event in events.Scalars("stage/resolution")] == [(0, 12), (20, 16)]
     assert "stage/vertices" in tags
-    # previews of two views
     assert [event.step for event in events.Scalars("PSNR/previewed_views")] == [15, 30]
     metrics = read_metrics(finished[0])
     assert all(event.value > 0 for event in events.Scalars("train/rays_per_second"))
