@@ -1009,8 +1009,8 @@ def test_previews_are_logged_where_there_are_test_views(make_session, scene):
     Session(scene, config, logger=log).fit()
     height, width = scene.test.images.shape[1:3]
     names = [f"test/{scene.test.names[index]}" for index in (0, len(scene.test) // 2)]
-    factor = 400 // max(height, width)
-    assert pictures == [(step, name, (2 * factor * height, 2 * factor * width, 3)) for step in (5, 10) for name in names]
+    twice = 400 // max(height, width) * 2
+    assert pictures == [(step, name, (twice * height, twice * width, 3)) for step in (5, 10) for name in names]
     assert [step for step, _ in log.series("test/psnr")] == [5, 10]
 
 
