@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from voxelfield.rendering.pixels import turbo
@@ -8,24 +9,34 @@ from voxelfield.rendering.view_pictures import ERROR_MAXIMUM, comparison_panel, 
 
 
 def test_panel_shows_render_truth_error_depth(device):
-    height, width = 5, 7
+    height, width = 80, 100
     rgb, truth = torch.rand(2, height, width, 3, device=device).unbind()
     depth = torch.linspace(2, 6, height * width, device=device).reshape(height, width)
     opacity = torch.ones(height, width, device=device)
     panel = comparison_panel(View(rgb, opacity, depth), truth)
-    assert panel.shape == (height, 4 * width, 3)
-    first, second, third, fourth = panel.split(width, dim=1)
-    assert torch.equal(first, rgb)
-    assert torch.equal(second, truth)
-    torch.testing.assert_close(third, turbo((rgb - truth).abs().mean(-1) / ERROR_MAXIMUM))
-    assert torch.equal(fourth, depth_colors(depth, opacity))
+    assert panel.shape == (8 * height, 8 * width, 3), "400 columns each"
+    shown = [picture for row in panel.split(4 * height) for picture in row.split(4 * width, dim=1)]
+    error = turbo((rgb - truth).abs().mean(-1) / ERROR_MAXIMUM)
+    corners = []
+    for picture, expected in zip(shown, (rgb, truth, error, depth_colors(depth, opacity)), strict=True):
+        torch.testing.assert_close(picture[height::4, ::4], expected[height // 4 :], msg="below the words")
+        ink = (picture[:height] - expected.repeat_interleave(4, 0).repeat_interleave(4, 1)[:height]).abs() > 1e-4
+        corners.append(ink.any(dim=-1))
+    assert all(0.01 < float(corner.float().mean()) < 0.2 for corner in corners)
+    assert not any(torch.equal(corners[0], other) for other in corners[1:]), "each has its own word"
+
+
+@pytest.mark.parametrize(("size", "factor"), [(800, 1), (401, 1), (200, 2), (150, 2)])
+def test_panels_of_small_pictures_are_magnified(size, factor):
+    flat, truth = torch.ones(size, 9), torch.ones(size, 9, 3)
+    assert comparison_panel(View(truth, flat, flat), truth).shape == (2 * factor * size, 2 * factor * 9, 3)
 
 
 def test_panel_error_scale_does_not_depend_on_the_picture():
     truth, flat = torch.zeros(4, 4, 3), torch.ones(4, 4)
     for error in (0.01, 0.1, ERROR_MAXIMUM, 0.9):
-        column = comparison_panel(View(truth + error, flat, flat), truth)[:, 8:12]
-        torch.testing.assert_close(column, turbo(torch.full((4, 4), min(error / ERROR_MAXIMUM, 1.0))))
+        below = comparison_panel(View(truth + error, flat, flat), truth)[600:800, :400]
+        torch.testing.assert_close(below, turbo(torch.full((200, 400), min(error / ERROR_MAXIMUM, 1.0))))
 
 
 def test_depth_is_shown_by_its_inverse(device):

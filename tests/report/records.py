@@ -51,7 +51,7 @@ def pictures(*names: str, height: int = 8, width: int = 12) -> dict[str, Any]:
 
 def make_record(**changes: Any) -> RunRecord:
     """A record of a run that went well; keys of metrics.json and fields of the record may be changed."""
-    fields = {name: changes.pop(name) for name in ("pictures", "history", "commands", "logged") if name in changes}
+    fields = {name: changes.pop(name) for name in [*changes] if name in RunRecord.__dataclass_fields__}
     config = RunConfig(model=DenseConfig(), scene=SceneConfig("bricks"))
     history = {
         "train/psnr": ((100, 20.0), (500, 30.0), (1000, 31.5)),

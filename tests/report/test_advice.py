@@ -49,6 +49,18 @@ def test_what_is_wrong_is_found_and_nothing_else(changes, title):
     assert titles(**changes) == [title]
 
 
+def test_a_short_run_is_told_to_take_more_steps_and_not_to_doubt_the_capture():
+    changes = {
+        "psnr": 14.0,
+        "history": history(train__occupancy=((150, 0.8),), test__psnr=((50, 9.0), (99, 9.1), (150, 14))),
+    }
+    (finding,) = advise(make_record(steps=150, **changes))
+    assert finding.title == "the run was short"
+    assert "more steps" in finding.message
+    assert "poses" not in finding.message
+    assert titles(steps=1000, **changes)[0] == "views hardly resemble their photographs"
+
+
 def test_remembering_is_judged_by_fitted_exposure_and_needs_held_out_views():
     trained = history(train__psnr=((1000, 37.0),))
     assert titles(history=trained, psnr_fitted=30.5) == ["the run overfits"]

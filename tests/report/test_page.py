@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import importlib
 import re
 from html.parser import HTMLParser
 
 import pytest
+from chromium import chromium, eventually
 from records import METRICS, make_record, pictures
 
 from voxelfield.report.page import OPEN_VIEWS, amount_of_memory, duration, make_page
 
 # Elements that have no end tag.
-_VOID = {"meta", "link", "img"}
+_VOID = {"meta", "link", "img", "input"}
 
 HOSTILE = """"><script>alert(1)</script><img src=https://example.org/x onerror=alert(2)>'{{ 7*7 }}&amp;"""
 
@@ -41,7 +44,7 @@ class Page(HTMLParser):
         assert self._open.pop() == tag
 
     def handle_data(self, data):
-        if self._open and self._open[-1] != "style":
+        if self._open and self._open[-1] not in ("style", "script"):
             self.texts.append(data)
 
     @property
@@ -53,14 +56,17 @@ class Page(HTMLParser):
 
 
 def pictures_of(page: Page) -> list[dict[str, str | None]]:
-    """Returns the pictures of views."""
-    return [image for image in page.all("img") if " of " in image["alt"]]
+    """Returns the pictures of views, without those at the top of the page."""
+    images = [image for image in page.all("img") if "data-kind" in image]
+    return images[2 * len([each for each in page.all("figure") if each.get("class") == "view"]) :]
 
 
 def check_self_contained(page: Page, html: str) -> None:
-    """Nothing in the page runs, or is fetched."""
+    """Nothing in the page runs but its script, and nothing is fetched."""
+    (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     for tag, attributes in page.elements:
-        assert tag not in ("script", "iframe", "object", "embed", "base", "form", "foreignobject", "use"), tag
+        assert tag not in ("iframe", "object", "embed", "base", "form", "foreignobject", "use"), tag
         for name, value in attributes.items():
             assert not name.startswith("on"), (tag, name)
             if name in ("src", "href", "srcset", "action", "poster", "data"):
@@ -69,6 +75,7 @@ def check_self_contained(page: Page, html: str) -> None:
     assert not re.search(r"url\(|@import|expression", style)
     (policy,) = [meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
     assert policy.startswith("default-src 'none'")
+    assert policy.endswith(f"; script-src 'sha256-{digest}'")
 
 
 def test_a_report_shows_figures_curves_views_timing_and_how_to_repeat_it():
@@ -113,14 +120,47 @@ def test_the_worst_view_is_first_with_its_four_pictures():
     assert page.text.index("1. r_1 PSNR 28.00 dB, SSIM 0.9300") < page.text.index("2. r_0")
 
 
+def test_the_video_stands_at_the_top_beside_the_best_and_the_worst_view():
+    names = ("r_0", "r_1", "r_2")
+    html = make_page(make_record(pictures=pictures(*names), video=b"mp4", previewed=names))
+    top, page = html.partition('<dl class="grid figures"')[0], Page(html)
+    assert page.all("video")[0]["src"] == f"data:video/mp4;base64,{base64.b64encode(b'mp4').decode()}"
+    assert top.index("<video") < top.index("Best view: r_2") < top.index("Worst view: r_1")
+    shown = re.findall(r'alt="(\w+ of \w+)"', top)
+    assert shown == ["truth of r_2", "render of r_2", "truth of r_1", "render of r_1"]
+    assert "mean of the test views r_0, r_1, r_2 30 dB" in page.text, "of which views a curve is"
+    assert "Only view: r_0" in Page(make_page(make_record(pictures=pictures("r_0")))).text
+
+
+@pytest.mark.long
+def test_pictures_are_compared_and_enlarged_by_the_keyboard(tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(make_page(make_record(pictures=pictures("r_0", "r_1", "r_2"))))
+    with chromium(tmp_path, (1280, 900)) as browser:
+        browser.driver.get(path.as_uri())
+        keys = importlib.import_module("selenium.webdriver.common.keys").Keys
+        slider, large = "//*[@class='top']//input", "//dialog//input"
+        browser.find(slider)[0].send_keys(keys.ARROW_LEFT)
+        assert "--at: 49" in browser.find("//*[@class='top']//div")[0].get_attribute("style")
+        assert not browser.find(large)
+        browser.find("//button[@data-kind='depth']")[0].send_keys(keys.ENTER)
+        assert [image.get_attribute("alt") for image in browser.find("//dialog//img")] == [
+            "truth of r_1",
+            "depth of r_1",
+        ]
+        browser.find(large)[0].send_keys(keys.ESCAPE)
+        eventually(lambda: not browser.find(large), "the closing of the picture")
+        assert browser.complaints() == []
+
+
 def test_all_views_are_there_even_where_most_unfold():
     rows = [{"name": f"r_{index}", "psnr": 30 + index / 100, "ssim": 0.9} for index in range(40)]
     html = make_page(make_record(per_view=rows, pictures=pictures(*(row["name"] for row in rows))))
     page = Page(html)
     assert len(pictures_of(page)) == 4 * 40
     before, _, after = html.partition(f"The other {40 - OPEN_VIEWS} views")
-    assert before.count('<div class="tiles">') == OPEN_VIEWS
-    assert after.partition("</details>")[0].count('<div class="tiles">') == 40 - OPEN_VIEWS
+    assert before.count('<div class="tiles view">') == OPEN_VIEWS
+    assert after.partition("</details>")[0].count('<div class="tiles view">') == 40 - OPEN_VIEWS
 
 
 def test_hostile_texts_stay_texts():

@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 from records import METRICS
 
 from voxelfield.report.record import RunRecord
 from voxelfield.settings import RunConfig
+from voxelfield.training.logs import TensorBoardLogger
 
 
 def read(directory: Path) -> RunRecord:
@@ -35,6 +37,8 @@ def test_the_command_that_trained_is_given_again(tmp_path, monkeypatch):
         "trainer.steps=5",
     ]
     assert found["Repeat the evaluation"] == "voxelfield eval 'my run'"
+    verbs = [command.split()[1] for command in found.values() if command.startswith("voxelfield")]
+    assert verbs == ["view", "render", "export", "train", "eval", "report"]
 
 
 def test_a_strangers_record_of_overrides_is_plain_text(tmp_path):
@@ -62,10 +66,23 @@ def test_records_that_are_no_files_are_refused_without_waiting(tmp_path):
         read(tmp_path)
 
 
+def test_the_video_and_the_names_of_previewed_views_are_read(tmp_path):
+    assert (read(tmp_path).video, read(tmp_path).previewed) == (b"", ())
+    logger = TensorBoardLogger(tmp_path)
+    for name in ("r_0", "far/r_1"):
+        logger.images(3, f"test/{name}", torch.rand(4, 6, 3))
+    logger.scalars(3, {"test/psnr": 20.0})
+    logger.close()
+    (tmp_path / "orbit.mp4").write_bytes(b"mp4")
+    found = read(tmp_path)
+    assert (found.video, found.previewed) == (b"mp4", ("r_0", "far/r_1"))
+    assert found.curve("test/psnr") == ((3, 20.0),), "under the name that other loggers get"
+
+
 def test_without_hydras_record_the_other_commands_are_given(tmp_path):
     found = read(tmp_path).commands
     assert "Repeat the training" not in dict(found)
-    assert found[0][1] == f"voxelfield eval {shlex.quote(str(tmp_path))}"
+    assert found[0][1] == f"voxelfield view {shlex.quote(str(tmp_path))}"
 
 
 def test_warnings_of_the_log_are_given_once(tmp_path):

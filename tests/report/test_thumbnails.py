@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,9 @@ import torch
 from PIL import Image
 from records import flat_view
 
+from voxelfield.datasets.scene import Split
+from voxelfield.evaluation.evaluation import Evaluation
+from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.pixels import turbo
 from voxelfield.rendering.render import View
 from voxelfield.rendering.view_pictures import ERROR_MAXIMUM
@@ -80,6 +84,20 @@ def test_what_is_not_finite_and_views_of_nothing_are_drawn():
     thumbnails.add("empty", View(torch.ones(8, 8, 3), torch.zeros(8, 8), torch.zeros(8, 8)), torch.ones(8, 8, 3), None)
     shown = thumbnails.pictures()
     np.testing.assert_allclose(decoded(shown["empty"].depth), 1, atol=0.02)
+
+
+def test_the_best_and_the_worst_view_are_drawn_larger_where_there_are_many():
+    names, thumbnails = ("r_0", "r_1", "r_2"), Thumbnails(200)
+    cameras = Cameras(torch.eye(4).repeat(3, 1, 1), torch.full((3, 4), 480.0), 480, 480)
+    split = Split(torch.zeros(3, 480, 480, 4, dtype=torch.uint8), cameras, names)
+
+    def evaluate(split, on_view, **_):
+        for name in split.names:
+            on_view(name, flat_view(480, 480), torch.zeros(480, 480, 3), None)
+
+    evaluate(split, thumbnails.add)
+    thumbnails.enlarge(SimpleNamespace(evaluate=evaluate), split, Evaluation(names, {"psnr": (30.0, 29.0, 31.0)}))
+    assert [thumbnails.pictures()[name].width for name in names] == [240, 480, 480]
 
 
 def test_a_view_takes_the_place_of_one_of_its_name():

@@ -768,7 +768,7 @@ def test_checkpoints_and_previews_come_in_their_rhythm(make_session, keep):
         on_preview=lambda session: previews.append(session.step),
     )
     assert session.fit() is True
-    assert previews == [3, 6, 9]
+    assert previews == [3, 6, 9, 10], "and after the last step"
     names = sorted(file.name for file in session.output.iterdir())
     assert names == [f"checkpoint_{step:07d}.pt" for step in ((4, 8, 10) if keep else (10,))]
     assert load_checkpoint(session.output / names[0])["step"] == (4 if keep else 10)
@@ -1023,7 +1023,7 @@ def test_hooks_are_called_in_the_order_of_events(make_session):
     session.fit()
     assert [event[1] for event in events if event[0] == "step"] == list(range(1, 11))
     assert [event[1] for event in events if event[0] == "stage"] == [0, 3, 6]
-    assert [event[1] for event in events if event[0] == "preview"] == [4, 8]
+    assert [event[1] for event in events if event[0] == "preview"] == [4, 8, 10]
     assert events.index(("preview", 4)) == events.index(("step", 4)) + 1
     assert events[0][0] == "stage"
 
@@ -1036,7 +1036,8 @@ def test_previews_are_logged_where_there_are_test_views(make_session, scene):
     Session(scene, config, logger=log).fit()
     height, width = scene.test.images.shape[1:3]
     names = [f"test/{scene.test.names[index]}" for index in (0, len(scene.test) // 2)]
-    assert pictures == [(step, name, (height, 4 * width, 3)) for step in (5, 10) for name in names]
+    twice = 400 // max(height, width) * 2
+    assert pictures == [(step, name, (twice * height, twice * width, 3)) for step in (5, 10) for name in names]
     assert [step for step, _ in log.series("test/psnr")] == [5, 10]
 
 

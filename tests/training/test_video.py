@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from voxelfield.media.video import write_video
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.runs.results import at_video_size
 
 av = pytest.importorskip("av")
 pyav = pytest.importorskip("imageio.plugins.pyav")
@@ -56,6 +58,13 @@ def test_a_video_has_the_size_the_speed_and_the_colours_of_its_images(tmp_path):
     with av.open(str(path)) as container:
         stream = container.streams.video[0]
         assert (stream.codec_context.name, stream.pix_fmt, stream.average_rate) == ("h264", "yuv420p", 10)
+
+
+@pytest.mark.parametrize(("size", "drawn"), [((4000, 3000), (1067, 800)), ((200, 160), (200, 160))])
+def test_the_video_of_a_run_has_800_rows_or_those_of_smaller_images(size, drawn):
+    path = at_video_size(Cameras(torch.eye(4)[None], torch.full((1, 4), float(size[1])), *size))
+    assert (path.width, path.height) == drawn
+    assert float(path.intrinsics[0, 1]) == pytest.approx(drawn[1]), "the field of view stays"
 
 
 def test_images_are_rendered_in_the_callers_thread_while_frames_wait(tmp_path, monkeypatch):

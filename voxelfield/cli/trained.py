@@ -131,7 +131,8 @@ def run_report(options: argparse.Namespace) -> None:
     trained, split = load_run_and_split(options, metrics["split"])
     views = trained.trainer.evaluation.views
     thumbnails = Thumbnails(len(split) if views is None else min(views, len(split)))
-    trained.evaluate(split, views=views, lpips=False, on_view=thumbnails.add)
+    evaluation = trained.evaluate(split, views=views, lpips=False, on_view=thumbnails.add)
+    thumbnails.enlarge(trained, split, evaluation)
     logger.info("wrote %s", write_report(options.run, metrics, trained.config, thumbnails, path=options.out))
 
 

@@ -19,6 +19,9 @@ ERROR_MAXIMUM = 0.25
 PICTURES = ("rgb", "depth", "opacity")
 """Quantities that :func:`picture` can show."""
 
+# Words in the corners of a panel, and the size in pixels from which on its pictures are large enough to look at.
+_WORDS, _LARGE = ("render", "truth", "error", "depth"), 400
+
 # Number of frames that are rendered to find a path's range of depths, and the height of their images.
 _LOOKS, _LOOK_HEIGHT = 8, 128
 
@@ -67,15 +70,33 @@ def depth_bounds(aabb: Tensor, warp: Warp | None) -> Tensor:
 
 
 def comparison_panel(view: View, truth: Tensor) -> Tensor:
-    """Places render, truth, error and depth side by side.
+    """Places render and truth side by side, and error and depth below them, each with that word in its corner.
 
     The error is the absolute difference, averaged over the channels, in Turbo colours from 0 to the fixed
     ``ERROR_MAXIMUM``, so panels of different steps and views are comparable. Depth is shown by :func:`depth_colors`.
-    The truth is (H, W, 3) floating point in [0, 1], the panel (H, 4 * W, 3) float32, on the device of both.
+    The truth is (H, W, 3) floating point in [0, 1], the panel (2 * F * H, 2 * F * W, 3) float32, on the device of both;
+    F is the largest whole number with which no side of a picture has more than 400 pixels, and at least 1.
     """
     error = (view.rgb - truth).abs().mean(dim=-1) / ERROR_MAXIMUM
-    depth = depth_colors(view.depth, view.opacity)
-    return torch.cat((view.rgb.clamp(0, 1), truth.clamp(0, 1), turbo(error), depth), dim=1)
+    pictures = (view.rgb.clamp(0, 1), truth.clamp(0, 1), turbo(error), depth_colors(view.depth, view.opacity))
+    factor = max(1, _LARGE // max(truth.shape[:2]))
+    panel = torch.cat((torch.cat(pictures[:2], dim=1), torch.cat(pictures[2:], dim=1)))
+    panel = panel.repeat_interleave(factor, dim=0).repeat_interleave(factor, dim=1)
+    ink, opacity = _words(*panel.shape[:2]).to(panel).div_(255).split(1, dim=-1)
+    return torch.lerp(panel, ink, opacity)
+
+
+def _words(height: int, width: int) -> Tensor:
+    """Returns the words of a panel: brightness and opacity (H, W, 2) uint8."""
+    from PIL import Image, ImageDraw, ImageFont  # optional dependency
+
+    image, size = Image.new("LA", (width, height)), max(height // 15, 8)
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(size)
+    for index, word in enumerate(_WORDS):
+        corner = (size // 3 + index % 2 * (width // 2), size // 4 + index // 2 * (height // 2))
+        # White with a black outline is legible on everything.
+        draw.text(corner, word, (255, 255), font, stroke_width=max(size // 12, 1), stroke_fill=(0, 255))
+    return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(height, width, 2)
 
 
 def depth_colors(depth: Tensor, opacity: Tensor, near_far: tuple[float, float] | None = None) -> Tensor:

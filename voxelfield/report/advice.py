@@ -14,6 +14,7 @@ HARDLY_ALIKE = 16.0  # PSNR below which views hardly resemble their photographs,
 OUTLIER = 6.0
 # Occupied fractions of the box beyond which it counts as nearly empty, or as filled with fog.
 NEARLY_EMPTY, NEARLY_FULL = 0.0005, 0.5
+SHORT = 1000  # steps below which training is too short for conclusions about the capture
 STILL_RISING = 0.3  # gain over the last fifth of training from which on more steps are worthwhile, dB
 # Mean gain in dB from fitting exposures, from which on the photographs' exposures count as different.
 EXPOSURE_GAIN = 1.0
@@ -31,6 +32,7 @@ def advise(record: RunRecord) -> list[Finding]:
     middle, spread = statistics.median(scores.values()), statistics.pstdev(scores.values())
     worse = [name for name, score in scores.items() if score < middle - max(OUTLIER, 2.5 * spread)]
     skipped = math.fsum(value for _, value in record.curve("train/skipped_steps"))
+    short = steps < SHORT and not diverged
     gained = 0.0 if diverged else _late_gain(record.curve("test/psnr"))
     # What is not known is NaN, of which all comparisons are false.
     checks = (
@@ -41,10 +43,15 @@ def advise(record: RunRecord) -> list[Finding]:
             "trainer.rates.network, for example by half",
         ),
         (
-            psnr < HARDLY_ALIKE and not diverged,
+            short,
+            "the run was short",
+            f"{steps} steps give a first look, in which views may be blurred and empty space filled: more steps, such "
+            f"as trainer.steps={2 * SHORT}, come before any other change",
+        ),
+        (
+            psnr < HARDLY_ALIKE and not diverged and not short,
             "views hardly resemble their photographs",
-            f"the mean PSNR is {psnr:.1f} dB: check poses, box and camera axes with `voxelfield inspect`, and train "
-            "longer than a smoke test",
+            f"the mean PSNR is {psnr:.1f} dB: check poses, box and camera axes with `voxelfield inspect`",
         ),
         (
             occupied < NEARLY_EMPTY,
@@ -53,7 +60,7 @@ def advise(record: RunRecord) -> list[Finding]:
             "that poses and box have the same unit",
         ),
         (
-            occupied > NEARLY_FULL,
+            occupied > NEARLY_FULL and not short,
             "the box is full of fog",
             f"{100 * occupied:.0f} % of its cells are occupied: check poses and box with `voxelfield inspect`, or "
             "raise trainer.loss.sparsity or trainer.loss.distortion",
@@ -90,7 +97,7 @@ def advise(record: RunRecord) -> list[Finding]:
             "trainer.loss_scale where gradients are float16",
         ),
         (
-            gained >= STILL_RISING,
+            gained >= STILL_RISING and not short,
             "views were still improving",
             f"they gained {gained:.1f} dB in the last part of training: more steps, such as trainer.steps={2 * steps}, "
             "should improve them further",

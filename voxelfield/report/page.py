@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from voxelfield.captures.checks import listed
 from voxelfield.files import atomic_write
 from voxelfield.media.html import page_template
 from voxelfield.rendering.view_pictures import ERROR_MAXIMUM
@@ -70,14 +73,21 @@ def write_report(
 
 
 def make_page(record: RunRecord) -> str:
-    """Returns the HTML of a report; it needs no other file, runs no script and asks the network for nothing.
+    """Returns the HTML of a report; it needs no other file, runs one script of its own and asks no network.
 
     The record's texts may be anything: all of them are escaped.
     """
     metrics = record.metrics
     estimated = _breakdown(metrics.get("estimated_gib", {}), _MEMORY, amount_of_memory)
     peaks = [(label, amount_of_memory(metrics[key])) for key, label in _PEAKS.items() if key in metrics]
+    script = page_template("voxelfield.report", "script.js").render()
+    views = _views(record)
+    shown = [view for view in views if view["pictures"]]
     return page_template("voxelfield.report", "report.html").render(
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        video=record.video,
+        extremes=[("Best", shown[-1]), ("Worst", shown[0])] if len(shown) > 1 else [("Only", view) for view in shown],
         scene=metrics["scene"],
         finished=record.finished,
         split=metrics.get("split", "test"),
@@ -86,7 +96,7 @@ def make_page(record: RunRecord) -> str:
         logged=record.logged,
         charts=_curves(record),
         colors=COLORS,
-        views=_views(record),
+        views=views,
         open_views=OPEN_VIEWS,
         error_maximum=ERROR_MAXIMUM,
         resources=[
@@ -124,7 +134,8 @@ def _curves(record: RunRecord) -> list[Chart]:
         found = {tag.removeprefix(prefix): curve for tag, curve in record.history.items() if tag.startswith(prefix)}
         return dict(sorted(found.items(), key=lambda item: -item[1][-1][1]))
 
-    psnr = {"training pixels": record.curve("train/psnr"), "previewed test views": record.curve("test/psnr")}
+    test = f"mean of the test views {listed(record.previewed, 4)}" if record.previewed else "previewed test views"
+    psnr = {"pixels of training views": record.curve("train/psnr"), test: record.curve("test/psnr")}
     occupied = tuple((step, 100 * value) for step, value in record.curve("train/occupancy"))
     memory = {"allocated": record.curve("gpu/allocated_GiB"), "peak": record.curve("gpu/peak_GiB")}
     rays, samples = record.curve("train/rays_per_second"), record.curve("train/samples_per_ray")

@@ -13,9 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield import processes
+from voxelfield.datasets.scene import Split
+from voxelfield.evaluation.evaluation import Evaluation
 from voxelfield.rendering.pixels import jpeg_bytes, to_uint8, turbo
 from voxelfield.rendering.render import View
 from voxelfield.rendering.view_pictures import ERROR_MAXIMUM, depth_colors
+from voxelfield.trained.trained_model import TrainedModel
 
 _MIN_SIDE, _MAX_SIDE = 64, 480
 # Pixels of one kind of picture in a whole report: 200 of 240 x 240.
@@ -74,6 +77,16 @@ class Thumbnails:
         local = {name: (colors.cpu(), depth.cpu()) for name, (colors, depth) in self._views.items()}
         for views in processes.gather_objects(local):
             self._views |= views
+
+    def enlarge(self, trained: TrainedModel, split: Split, evaluation: Evaluation) -> None:
+        """Draws the best and the worst view again, if pictures are small; a collective call, after :meth:`gather`."""
+        if self._side == _MAX_SIDE or split.local_slice is not None:
+            return
+        ranked = sorted(zip(evaluation.scores["psnr"], evaluation.names, strict=True))
+        large, extremes = Thumbnails(2), {split.names.index(name) for _, name in (ranked[0], ranked[-1])}
+        trained.evaluate(split[sorted(extremes)], lpips=False, on_view=large.add, progress=False)
+        large.gather()
+        self._views |= large._views
 
     def pictures(self) -> dict[str, ViewPictures]:
         """Returns the pictures by the views' names; waits for the device."""

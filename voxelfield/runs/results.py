@@ -34,8 +34,9 @@ from voxelfield.media.png import BackgroundWriter
 from voxelfield.media.video import write_video
 from voxelfield.messages import clipped
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.paths import path_named
+from voxelfield.rendering.paths import at_size, path_named
 from voxelfield.report.page import write_report
+from voxelfield.report.record import read_overrides
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.run_directory import (
     CAMERAS_FILE,
@@ -58,6 +59,10 @@ logger = logging.getLogger(__name__)
 # Bytes of rendered views that may wait on their device for compression, which on a CPU takes several times as long as
 # their evaluation on a GPU. 200 views of 800 x 800 pixels take 384 MB.
 _PICTURE_ROOM = 1 << 29
+
+# The video takes six seconds, or longer if its frames would follow one another faster than screens show them. Its
+# images are never larger than those of the training, because the field was fitted to no finer detail.
+_VIDEO_SECONDS, _VIDEO_FPS, _VIDEO_ROWS = 6, 30.0, 800
 
 
 def finished_metrics(directory: Path, settings: RunConfig) -> dict[str, Any] | None:
@@ -191,6 +196,7 @@ def finish(
         evaluation = trained.evaluate(split, views=options.views, on_view=on_view)
         if options.report:
             thumbnails.gather()
+            thumbnails.enlarge(trained, split, evaluation)
         logger.info("%s over %d %s views", evaluation, len(evaluation.names), name)
         metrics = _metrics(session, trained, name, split, evaluation)
         if peak is not None:
@@ -204,7 +210,8 @@ def finish(
             _write_files(trained, train, metrics, evaluation, results)
         if options.video_frames > 0:
             scene = (trained.model.centre, trained.model.warp, trained.render)
-            _write_video(trained, path_named(None, train.cameras, options.video_frames, *scene), results)
+            path = path_named(None, train.cameras, options.video_frames, *scene)
+            _write_video(trained, at_video_size(path), results)
         for component in (session.model, *session.components):
             with results.writing(component.name):
                 component.write_results(run_directory)
@@ -219,7 +226,9 @@ def finish(
     timing.end("write")
     logger.info("took %s", ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in timing.seconds.items()))
     reported = ("psnr", "ssim", "psnr_fitted", "ssim_fitted", "train_seconds")
-    session.records.hyperparameters(asdict(session.config), {key: metrics[key] for key in reported if key in metrics})
+    overrides = read_overrides(run_directory) or ()
+    given = {key: value for key, _, value in (text.lstrip("+").partition("=") for text in overrides)}
+    session.records.hyperparameters(given, {key: metrics[key] for key in reported if key in metrics})
     # The report reads the records, so they must be complete; nothing is recorded after this point.
     session.records.close()
     if options.report and processes.is_first():
@@ -252,6 +261,12 @@ def _write_files(
             save_model(directory / MODEL_FILE, trained, quality=quality, cameras=shown)
 
 
+def at_video_size(cameras: Cameras) -> Cameras:
+    """Returns the same views in images of at most 800 rows."""
+    rows = min(cameras.height, _VIDEO_ROWS)
+    return at_size(cameras, max(1, round(cameras.width * rows / cameras.height)), rows)
+
+
 def _write_video(trained: TrainedModel, cameras: Cameras, results: _Results) -> None:
     """Writes a video along a path, whose frames all processes render and the first encodes."""
     rounds = range(0, len(cameras), processes.count())
@@ -261,7 +276,7 @@ def _write_video(trained: TrainedModel, cameras: Cameras, results: _Results) -> 
     frames = (frame for first, view in views for frame in processes.gather_to_first(view.rgb)[: len(cameras) - first])
     if processes.is_first():
         with results.writing(VIDEO):
-            write_video(results.directory / VIDEO, frames)
+            write_video(results.directory / VIDEO, frames, min(len(cameras) / _VIDEO_SECONDS, _VIDEO_FPS))
     if processes.count() > 1:
         for _ in frames:  # to the end also after an error, because the other processes wait for each of them
             pass

@@ -132,7 +132,8 @@ class EvaluationConfig:
         supersampling: Number of rays along each side of a pixel; also used for previews and the video.
         lpips: Also compute LPIPS, which requires ``pip install "voxelfield[lpips]"`` and the weights of VGG16.
         save_images: Write each rendered view as PNG.
-        video_frames: Number of frames of the video; 0 writes none.
+        video_frames: Number of frames of the video, which takes six seconds with up to 180 of them, and has at most 800
+            rows; 0 writes none.
         report: Write ``report.html`` after everything else.
     """
 
@@ -140,7 +141,7 @@ class EvaluationConfig:
     supersampling: Count = 3
     lpips: bool = False
     save_images: bool = True
-    video_frames: Natural = 120
+    video_frames: Natural = 180
     report: bool = True
 
 
@@ -184,7 +185,7 @@ class TrainerConfig(Group):
             most one byte each; ``small``, only features that training images show, as coarsely as these allow; or
             ``none`` to write no file.
         log_every: Number of steps between records of scalars.
-        preview_every: Number of steps between rendered previews; 0 for none.
+        preview_every: Number of steps between rendered previews, of which one follows the last step; 0 for none.
         preview_views: Number of fixed test views in a preview.
         checkpoint_every: Number of steps between checkpoints; 0 writes only one at the end.
         keep_checkpoints: Keep all checkpoints; otherwise each replaces the previous one.

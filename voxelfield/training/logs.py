@@ -21,6 +21,9 @@ from voxelfield.run_directory import EVENTS
 
 logger = logging.getLogger(__name__)
 
+SHOWN_AS = {"test/psnr": "PSNR/previewed_views", "train/psnr": "PSNR/training_pixels"}
+"""Tags that TensorBoard has under another name. It sorts charts by name, and capitals come first."""
+
 
 class RunLogger(Protocol):
     """The interface of loggers. Implementations must accept calls in any order until :meth:`close`."""
@@ -35,7 +38,7 @@ class RunLogger(Protocol):
         """Records a text (Markdown), for example the composed configuration."""
 
     def hyperparameters(self, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Records the configuration with the final metrics; called once, at the end of a run."""
+        """Records the settings that were given, with the final metrics; called once, at the end of a run."""
 
     def close(self) -> None:
         """Writes pending records; calling other methods afterwards is an error.
@@ -107,18 +110,16 @@ class TensorBoardLogger:
         # TensorBoard compresses an image in the thread that adds it, which takes longer than rendering it.
         self._pictures = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tensorboard")
         self._adding: list[Future[None]] = []
-        self._step = first_step or 0
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Records numbers by tag.
 
         Args:
             step: Number of optimizer steps taken.
-            values: Numbers by tag; a slash in a tag groups charts.
+            values: Numbers by tag; a slash in a tag groups charts. PSNR is shown first, in a group of its own.
         """
-        self._step = max(self._step, step)
         for tag, value in values.items():
-            self._writer.add_scalar(tag, value, step)
+            self._writer.add_scalar(SHOWN_AS.get(tag, tag), value, step)
 
     def images(self, step: int, tag: str, image: torch.Tensor) -> None:
         """Records an image, in the background.
@@ -145,17 +146,16 @@ class TensorBoardLogger:
         """Records the row of this run in the HParams tab; called once, at the end.
 
         Args:
-            config: Configuration, possibly nested.
-            metrics: Final numbers by name; recorded as the scalars ``final/<name>`` at the last logged step.
+            config: Settings that were given, possibly nested.
+            metrics: Final numbers by name, recorded as ``final/<name>`` beside the settings. As metrics of
+                TensorBoard's own kind, they would be charts of one point.
         """
         from torch.utils.tensorboard.summary import hparams
 
-        finals = {f"final/{name}": value for name, value in metrics.items()}
-        cells = {key: _cell(value) for key, value in flattened(config).items()}
+        cells = flattened(config) | {f"final/{name}": value for name, value in metrics.items()}
         # Not SummaryWriter.add_hparams, which opens a second event file in a subfolder, so that the run appears twice.
-        for summary in hparams(cells, finals):
+        for summary in hparams({key: _cell(value) for key, value in cells.items()}, {}):
             self._writer.file_writer.add_summary(summary)
-        self.scalars(self._step, finals)
 
     def flush(self) -> None:
         """Writes pending records.
@@ -210,7 +210,9 @@ def _cell(value: Any) -> int | float | str:
     """Returns a value for TensorBoard's table, which has no booleans and no null: these are written as in YAML."""
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
-    return value if isinstance(value, int | float) else str(value)
+    with contextlib.suppress(TypeError, ValueError):  # of a text, as on a command line
+        return float(value)
+    return str(value)
 
 
 class Progress:

@@ -272,11 +272,11 @@ class Session:
                     batch = self._advance()
                     progress.update(self.step, psnr=state.training_step.psnr, rays=rays)
                     self._record_if_due()
-                    if _due(self.step, config.preview_every):
+                    if _due(self.step, config.preview_every, config.steps):
                         with state.clock.paused(), progress.paused():
                             self.preview()
                             self._on_preview(self)
-                    if _due(self.step, config.checkpoint_every) and self.step < config.steps:
+                    if self.step < config.steps and _due(self.step, config.checkpoint_every, config.steps):
                         with state.clock.paused(), progress.paused():
                             self._checkpoints.save(state, optional=config.checkpoint_errors == "continue")
                     yield batch
@@ -331,7 +331,7 @@ class Session:
         return RefinedCameras(refinement.given.to("cpu"), refinement.refined().to("cpu"))
 
     def preview(self) -> None:
-        """Logs render | truth | error | depth for fixed test views, and their PSNR; no-op without a test split."""
+        """Logs render, truth, error and depth of fixed test views, and their PSNR; no-op without a test split."""
         split = self.scene.splits.get("test")
         if split is None or not processes.is_first():
             return
@@ -433,5 +433,5 @@ def _check_types(losses: Mapping[str, Loss], components: Sequence[Component], sa
         raise TypeError(f"output must be a path, the lock of one or None, got {shown(output)}")
 
 
-def _due(step: int, every: int) -> bool:
-    return every > 0 and step % every == 0
+def _due(step: int, every: int, last: int) -> bool:
+    return every > 0 and (step % every == 0 or step == last)
