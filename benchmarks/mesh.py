@@ -48,7 +48,7 @@ def wanted_surfaces(run: TrainedModel) -> dict[str, dict[str, Any]]:
 def row(name: str, run: TrainedModel, options: dict[str, Any], cameras: Cameras, truth: Samples) -> str:
     """Exports a surface and returns its line of the table."""
     start = time.perf_counter()
-    mesh = FieldSurface(run.model, **options, cameras=cameras).mesh()
+    mesh = FieldSurface(run.model, **options, cameras=cameras).mesh(min_component=0)
     seconds = time.perf_counter() - start
     found = sample(trimesh.Trimesh(mesh.vertices.numpy(), mesh.faces.numpy(), process=False), cameras)
     voxel = Region.of(run.model).voxel
