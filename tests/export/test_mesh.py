@@ -52,7 +52,7 @@ def radii(points: torch.Tensor) -> torch.Tensor:
 
 def test_a_mesh_lies_at_the_level_in_the_units_of_the_data(mesh):
     field, _ = ball_field()
-    expected = radius_at(field, half_absorbing_density(VOXEL))
+    expected = radius_at(field, half_absorbing_density(2 * VOXEL))
     assert abs(expected - RADIUS) > 0.1 * VOXEL  # the level matters
     # Trilinear interpolation of a distance is a little larger than the distance.
     assert (radii(mesh.vertices) - expected).abs().max() < 0.02 * VOXEL
@@ -347,7 +347,7 @@ def test_every_device_finds_the_surface_and_its_colors(device, kind):
     field, occupancy = (module.to(device) for module in ball_field())
     surface = FieldSurface(Model(field, occupancy, SAMPLING), kind=kind, cameras=cameras_around(24, 32))
     mesh, cloud = surface.mesh(), surface.points(100)
-    expected = half_lost() if kind == "tsdf" else radius_at(field, half_absorbing_density(VOXEL))
+    expected = half_lost() if kind == "tsdf" else radius_at(field, half_absorbing_density(2 * VOXEL))
     for points, colors in ((mesh.vertices, mesh.colors), (cloud.points, cloud.colors)):
         assert points.device == colors.device == torch.device("cpu")
         assert (radii(points) - expected).abs().max() < 0.5 * VOXEL

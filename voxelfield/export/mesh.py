@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 
 SurfaceKind = Literal["density", "tsdf"]
 
+LEVEL_LENGTH = 2.0
+"""Length, in voxels, that absorbs half of the light at the default level; at one voxel, soft surfaces have holes."""
+
 TRUNCATION = 2.0
 """Distance from a surface, in voxels, within which a depth map counts for more than empty space."""
 
@@ -50,8 +53,8 @@ class FieldSurface:
         model: The field with its occupied cells and its sampling, such as
             :attr:`voxelfield.trained.trained_model.TrainedModel.model`.
         kind: ``density`` is where the density crosses a level, ``tsdf`` is fused from depth maps.
-        level: Density at the surface, per world unit, for ``density``; None: the density at which a voxel absorbs half
-            of the light.
+        level: Density at the surface, per world unit, for ``density``; None: the density at which two voxels absorb
+            half of the light.
         resolution: Cells along the longest edge of the box; None: as many as the field has voxels along it.
         box: Number of the nested box to export, including all boxes inside it, with its voxel size; 1 is the smallest.
         cameras: Cameras whose depth maps are fused, for ``tsdf``, without their lenses.
@@ -86,7 +89,7 @@ class FieldSurface:
         self._model = model
         region = Region.of(model, box)
         self._voxel, lattice = region.voxel, region.lattice(resolution)
-        wanted = half_absorbing_density(self._voxel) if level is None else level
+        wanted = half_absorbing_density(LEVEL_LENGTH * self._voxel) if level is None else level
         if kind == "density":
             self._surface = density_surface(model, wanted)
         elif cameras is None or not len(cameras):
@@ -101,7 +104,7 @@ class FieldSurface:
                 raise ValueError("cameras must see a surface for surface tsdf, got empty space in all of their pixels")
             wrong = f"level must be a density that the field reaches, got {wanted:g}"
             if level is None:
-                wrong += ", at which a voxel absorbs half of the light"
+                wrong += f", at which {LEVEL_LENGTH:g} voxels absorb half of the light"
             raise ValueError(f"{wrong}: the field is empty, or it needs a lower level or surface tsdf")
 
     @torch.no_grad()
@@ -270,7 +273,7 @@ _SURFACE = (
         "without parts thinner than a voxel; needs the scene (default: density)",
         SurfaceKind,
     ),
-    Option("level", "density at the surface, per unit (default: a voxel absorbs half of the light)", Positive),
+    Option("level", "density at the surface, per unit (default: two voxels absorb half of the light)", Positive),
     RESOLUTION,
     BOX,
 )
