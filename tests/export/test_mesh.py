@@ -7,6 +7,7 @@ import math
 import struct
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from balls import BOX, CENTRE, RADIUS, VOXELS, ball_field, cameras_around, expec
 from file_limits import files_at_most
 from torch.nn import functional as F
 
-from voxelfield.export.mesh import FieldSurface, close_holes, decimate, keep_largest_component
+from voxelfield.export.mesh import MESH, FieldSurface, close_holes, decimate, keep_largest_component
 from voxelfield.export.mesh_file import Mesh, Texture, save_mesh, save_points
 from voxelfield.export.surfaces import half_absorbing_density
 from voxelfield.models import Model, Sampling
@@ -105,6 +106,23 @@ def test_every_file_can_have_either_axis_up(mesh, tmp_path, suffix, up_axis):
     expected = y_up(mesh.vertices, up_axis == "y")
     assert torch.allclose(bounds, torch.stack((expected.amin(dim=0), expected.amax(dim=0))), atol=1e-4)
     assert (trimesh.load(tmp_path / f"ball{suffix}", force="mesh").volume) > 0  # not mirrored
+
+
+@pytest.mark.parametrize("up", [0, 1, None])
+def test_what_points_up_in_the_photographs_does_so_in_a_glb(tmp_path, caplog, up):
+    def training_cameras() -> Cameras:
+        if up is None:
+            raise FileNotFoundError("no scene")
+        cameras = cameras_around(8, 32)
+        cameras.c2w[:, :3, 1] = torch.eye(3)[up]
+        return cameras
+
+    source = SimpleNamespace(model=Model(*ball_field(), SAMPLING), training_cameras=training_cameras)
+    source.once = lambda function, **options: function(source, **options)
+    MESH.write(tmp_path / "ball.glb", source)
+    middle = opened(tmp_path / "ball.glb").bounds.mean(axis=0)
+    assert middle[1] == pytest.approx(float(CENTRE[2 if up is None else up]), abs=0.1 * VOXEL)
+    assert ("z is taken to point up" in caplog.text) == (up is None)
 
 
 @pytest.mark.parametrize("suffix", [".ply", ".obj", ".glb"])
