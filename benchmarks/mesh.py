@@ -24,18 +24,18 @@ from _run_scene import load_run_scene
 
 import voxelfield
 from voxelfield.export.lattice import Region
-from voxelfield.export.mesh import FieldSurface
+from voxelfield.export.mesh import LEVEL_LENGTH, FieldSurface
 from voxelfield.export.surfaces import half_absorbing_density
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.trained.trained_model import TrainedModel
 
-LEVELS = (0.25, 0.5, 1.0, 2.0)
+LEVELS = (0.5, 1.0, 2.0, 4.0)
 """Factors on the default level."""
 
 
 def wanted_surfaces(run: TrainedModel) -> dict[str, dict[str, Any]]:
     """Returns the definitions of the surfaces to compare, by name."""
-    default = half_absorbing_density(Region.of(run.model).voxel)
+    default = half_absorbing_density(LEVEL_LENGTH * Region.of(run.model).voxel)
     cells = 2 * (max(run.field.grid.resolution) - 1)
     return {
         **{f"density, level {factor:g}x": {"level": factor * default} for factor in LEVELS},
@@ -48,7 +48,7 @@ def wanted_surfaces(run: TrainedModel) -> dict[str, dict[str, Any]]:
 def row(name: str, run: TrainedModel, options: dict[str, Any], cameras: Cameras, truth: Samples) -> str:
     """Exports a surface and returns its line of the table."""
     start = time.perf_counter()
-    mesh = FieldSurface(run.model, **options, cameras=cameras).mesh()
+    mesh = FieldSurface(run.model, **options, cameras=cameras).mesh(min_component=0)
     seconds = time.perf_counter() - start
     found = sample(trimesh.Trimesh(mesh.vertices.numpy(), mesh.faces.numpy(), process=False), cameras)
     voxel = Region.of(run.model).voxel
@@ -71,7 +71,8 @@ def main() -> None:
     cameras = load_run_scene(run, "train", arguments.data_root).train.cameras
     truth = sample(modelled_surface(), cameras)
     voxel = Region.of(run.model).voxel
-    print(f"a voxel is {voxel:.4f} world units long, the default level is {half_absorbing_density(voxel):.1f}\n")
+    default = half_absorbing_density(LEVEL_LENGTH * voxel)
+    print(f"a voxel is {voxel:.4f} world units long, the default level is {default:.1f}\n")
     print("| surface | triangles | seconds | off, mean | within half a voxel | missed, mean | within half a voxel |")
     print("|---|---|---|---|---|---|---|")
     for name, options in wanted_surfaces(run).items():

@@ -7,6 +7,7 @@ import math
 import struct
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from balls import BOX, CENTRE, RADIUS, VOXELS, ball_field, cameras_around, expec
 from file_limits import files_at_most
 from torch.nn import functional as F
 
-from voxelfield.export.mesh import FieldSurface, close_holes, keep_largest_component
+from voxelfield.export.mesh import MESH, FieldSurface, close_holes, decimate, keep_largest_component
 from voxelfield.export.mesh_file import Mesh, Texture, save_mesh, save_points
 from voxelfield.export.surfaces import half_absorbing_density
 from voxelfield.models import Model, Sampling
@@ -52,7 +53,7 @@ def radii(points: torch.Tensor) -> torch.Tensor:
 
 def test_a_mesh_lies_at_the_level_in_the_units_of_the_data(mesh):
     field, _ = ball_field()
-    expected = radius_at(field, half_absorbing_density(VOXEL))
+    expected = radius_at(field, half_absorbing_density(2 * VOXEL))
     assert abs(expected - RADIUS) > 0.1 * VOXEL  # the level matters
     # Trilinear interpolation of a distance is a little larger than the distance.
     assert (radii(mesh.vertices) - expected).abs().max() < 0.02 * VOXEL
@@ -84,6 +85,46 @@ def test_a_name_that_would_be_lines_of_a_file_is_refused(tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
+def y_up(vectors: torch.Tensor, turned: bool = True) -> torch.Tensor:
+    """Vectors in axes of which y points up instead of z, x being the same."""
+    x, y, z = vectors.unbind(-1)
+    return torch.stack((x, z, -y), dim=-1) if turned else vectors
+
+
+def tree_of(path: Path) -> dict:
+    """The description of a GLB."""
+    content = path.read_bytes()
+    return json.loads(content[20 : 20 + struct.unpack_from("<I", content, 12)[0]])
+
+
+@pytest.mark.parametrize("up_axis", ["y", "z"])
+@pytest.mark.parametrize("suffix", [".ply", ".obj", ".glb"])
+def test_every_file_can_have_either_axis_up(mesh, tmp_path, suffix, up_axis):
+    save_mesh(tmp_path / f"ball{suffix}", mesh, up_axis)
+    found = opened(tmp_path / f"ball{suffix}")
+    bounds = torch.tensor(found.bounds).float()
+    expected = y_up(mesh.vertices, up_axis == "y")
+    assert torch.allclose(bounds, torch.stack((expected.amin(dim=0), expected.amax(dim=0))), atol=1e-4)
+    assert (trimesh.load(tmp_path / f"ball{suffix}", force="mesh").volume) > 0  # not mirrored
+
+
+@pytest.mark.parametrize("up", [0, 1, None])
+def test_what_points_up_in_the_photographs_does_so_in_a_glb(tmp_path, caplog, up):
+    def training_cameras() -> Cameras:
+        if up is None:
+            raise FileNotFoundError("no scene")
+        cameras = cameras_around(8, 32)
+        cameras.c2w[:, :3, 1] = torch.eye(3)[up]
+        return cameras
+
+    source = SimpleNamespace(model=Model(*ball_field(), SAMPLING), training_cameras=training_cameras)
+    source.once = lambda function, **options: function(source, **options)
+    MESH.write(tmp_path / "ball.glb", source)
+    middle = opened(tmp_path / "ball.glb").bounds.mean(axis=0)
+    assert middle[1] == pytest.approx(float(CENTRE[2 if up is None else up]), abs=0.1 * VOXEL)
+    assert ("z is taken to point up" in caplog.text) == (up is None)
+
+
 @pytest.mark.parametrize("suffix", [".ply", ".obj", ".glb"])
 def test_files_hold_what_they_are_given(mesh, tmp_path, suffix):
     path = tmp_path / "new" / f"ball{suffix}"
@@ -97,22 +138,43 @@ def test_files_hold_what_they_are_given(mesh, tmp_path, suffix):
         tolerance = 0.02
     else:
         colors, tolerance = torch.tensor(found.visual.vertex_colors)[:, :3].float() / 255, 1e-6
-    assert torch.allclose(torch.tensor(found.vertices).float(), mesh.vertices, atol=1e-4)
+    up_is_y = suffix == ".glb"
+    assert torch.allclose(torch.tensor(found.vertices).float(), y_up(mesh.vertices, up_is_y), atol=1e-4)
     assert torch.equal(torch.tensor(found.faces).long(), mesh.faces)
-    assert torch.allclose(torch.tensor(found.vertex_normals).float(), mesh.normals, atol=1e-4)
+    assert torch.allclose(torch.tensor(found.vertex_normals).float(), y_up(mesh.normals, up_is_y), atol=1e-4)
     assert (colors - mesh.colors.float() / 255).abs().max() <= tolerance
     assert found.is_watertight
     assert found.volume == pytest.approx(4 / 3 * math.pi * float(radii(mesh.vertices).mean()) ** 3, rel=0.01)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-def test_a_glb_asks_for_no_light(mesh, tmp_path):
-    save_mesh(tmp_path / "ball.glb", mesh)
-    content = (tmp_path / "ball.glb").read_bytes()
-    tree = json.loads(content[20 : 20 + struct.unpack_from("<I", content, 12)[0]])
-    (primitive,) = tree["meshes"][0]["primitives"]
-    assert "KHR_materials_unlit" in tree["materials"][primitive["material"]]["extensions"]
-    assert tree["extensionsUsed"] == ["KHR_materials_unlit"]
+def test_a_glb_asks_for_no_light_and_for_both_sides(mesh, tmp_path):
+    for each in (mesh, textured(1)):
+        save_mesh(tmp_path / "ball.glb", each)
+        tree = tree_of(tmp_path / "ball.glb")
+        (found,), (material,) = tree["meshes"], tree["materials"]
+        assert found["primitives"][0]["material"] == 0
+        assert "KHR_materials_unlit" in material["extensions"]
+        assert material["doubleSided"] is True
+        assert tree["extensionsUsed"] == ["KHR_materials_unlit"]
+
+
+def test_meshes_are_named_like_their_files(tmp_path):
+    save_mesh(tmp_path / "harbour.glb", textured(1))
+    save_mesh(tmp_path / "harbour.obj", textured(1))
+    tree = tree_of(tmp_path / "harbour.glb")
+    assert tree["meshes"][0]["name"] == tree["materials"][0]["name"] == "harbour"
+    assert "harbour" in [node["name"] for node in tree["nodes"]]
+    lines = (tmp_path / "harbour.obj").read_text().splitlines()
+    assert {"o harbour", "usemtl harbour", "mtllib harbour.mtl"} <= set(lines)
+
+
+def test_the_material_of_an_obj_leaves_its_picture_as_it_is(tmp_path):
+    save_mesh(tmp_path / "white.obj", textured(1))
+    lines = (line.split() for line in (tmp_path / "white.mtl").read_text().splitlines())
+    values = {line[0]: line[1:] for line in lines if line}
+    assert [float(value) for value in values["Kd"]] == [1, 1, 1]
+    assert [float(value) for value in values["Ks"]] == [0, 0, 0]
 
 
 def test_points_are_even_on_the_surface_and_colored(tmp_path):
@@ -140,15 +202,23 @@ def test_fewer_faces_keep_the_shape_and_the_colors(mesh):
     assert torch.equal(unchanged.faces, mesh.faces)
 
 
+def test_the_unit_does_not_matter_for_merging():
+    vertices, faces = surface_of().vertices, surface_of().faces
+    for unit in (1e-3, 1e3):
+        merged, left = decimate(unit * vertices, faces, 500)
+        assert len(left) <= 500
+        assert (radii(merged / unit) - radii(vertices).mean()).abs().max() < 0.3 * VOXEL
+
+
 def test_what_merging_triangles_breaks_off_is_left_out_again(monkeypatch):
     def merge(vertices, faces, most):
         far = vertices[:3] + 100.0
         return torch.cat((vertices, far)), torch.cat((faces, torch.arange(3)[None] + len(vertices)))
 
     monkeypatch.setattr("voxelfield.export.mesh.decimate", merge)
-    options = {"max_faces": 10}
-    assert surface_of().mesh(**options).vertices.max() > 50
-    whole, kept = surface_of().mesh(), surface_of().mesh(**options, largest_component=True)
+    whole = surface_of().mesh()
+    assert surface_of().mesh(max_faces=10, min_component=0).vertices.max() > 50
+    kept = surface_of().mesh(max_faces=10, largest_component=True)
     assert torch.equal(kept.vertices, whole.vertices)
     assert len(kept.faces) == len(whole.faces)
 
@@ -161,6 +231,21 @@ def test_the_largest_component_is_that_of_the_largest_area():
     vertices, kept = keep_largest_component(torch.cat((small, large)), faces)
     assert torch.equal(vertices[kept[0]], large)
     assert kept.shape == (1, 3)
+
+
+def test_small_loose_parts_are_left_out_and_counted(caplog):
+    surface = surface_of()
+    count = len(surface.faces)
+    area = trimesh.Trimesh(surface.vertices.numpy(), surface.faces.numpy(), process=False).area
+    square, two = torch.tensor([[0.0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]]), torch.tensor([[0, 1, 2], [0, 2, 3]])
+    for share in (0.0005, 0.002):
+        surface.faces = torch.cat((surface.faces, two + len(surface.vertices)))
+        surface.vertices = torch.cat((surface.vertices, math.sqrt(share * area) * square + CENTRE))
+    for options, left_out in (({"min_component": 0}, 0), ({}, 1), ({"min_component": 0.01}, 2)):
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            assert len(surface.mesh(**options).faces) == count + 2 * (2 - left_out)
+        assert (f"left out {left_out} of 3 loose parts" in caplog.text) == (left_out > 0)
 
 
 def test_holes_are_filled_without_moving_anything(mesh):
@@ -226,8 +311,11 @@ def test_a_texture_shows_the_fields_colors(tmp_path, suffix):
     assert len(found.faces) == len(mesh.faces) <= 600
     # In the middle of triangles, where no vertex determines the colour.
     middles = torch.tensor(found.triangles_center).float()
+    if suffix == ".glb":
+        middles = torch.stack((middles[:, 0], -middles[:, 2], middles[:, 1]), dim=-1)
     places = torch.tensor(found.visual.uv)[torch.tensor(found.faces)].mean(dim=1)
     width, height = image.size
+    assert width == height == 128
     pixels = torch.tensor(np.asarray(image.convert("RGB"))).float() / 255
     column, row = (places[:, 0] * width).long(), ((1 - places[:, 1]) * height).long()
     off = (pixels[row, column] - expected_colors(middles)).abs()
@@ -277,7 +365,7 @@ def test_every_device_finds_the_surface_and_its_colors(device, kind):
     field, occupancy = (module.to(device) for module in ball_field())
     surface = FieldSurface(Model(field, occupancy, SAMPLING), kind=kind, cameras=cameras_around(24, 32))
     mesh, cloud = surface.mesh(), surface.points(100)
-    expected = half_lost() if kind == "tsdf" else radius_at(field, half_absorbing_density(VOXEL))
+    expected = half_lost() if kind == "tsdf" else radius_at(field, half_absorbing_density(2 * VOXEL))
     for points, colors in ((mesh.vertices, mesh.colors), (cloud.points, cloud.colors)):
         assert points.device == colors.device == torch.device("cpu")
         assert (radii(points) - expected).abs().max() < 0.5 * VOXEL
@@ -336,5 +424,7 @@ def test_other_endings_are_refused(mesh, tmp_path):
         save_points(tmp_path / "ball.xyz", surface_of().points(1))
     with pytest.raises(ValueError, match="count must be an int of at least 1, got 0"):
         surface_of().points(0)
+    with pytest.raises(ValueError, match=r"min_component must lie in \[0, 1\), got 1"):
+        surface_of().mesh(min_component=1)
     with pytest.raises(ValueError, match="max_faces must be an int of at least 1, got 0"):
         surface_of().mesh(max_faces=0)

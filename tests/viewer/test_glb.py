@@ -32,11 +32,11 @@ def server():
 
 
 def square(textured: bool) -> Mesh:
-    """A square that faces the camera, all of one colour."""
-    corners = torch.tensor([[-1.0, -1.0, 0.0], [1.0, -1.0, 0.0], [1.0, 1.0, 0.0], [-1.0, 1.0, 0.0]])
+    """An upright square, all of one colour, which faces the camera once its z axis has become the file's y axis."""
+    corners = torch.tensor([[-1.0, 0.0, -1.0], [1.0, 0.0, -1.0], [1.0, 0.0, 1.0], [-1.0, 0.0, 1.0]])
     colors = torch.tensor(COLOR, dtype=torch.uint8)
-    texture = Texture(0.5 + 0.5 * corners[:, :2], colors.repeat(8, 8, 1)) if textured else None
-    normals = torch.tensor([0.0, 0.0, 1.0]).repeat(4, 1)
+    texture = Texture(0.5 + 0.5 * corners[:, ::2], colors.repeat(8, 8, 1)) if textured else None
+    normals = torch.tensor([0.0, -1.0, 0.0]).repeat(4, 1)
     return Mesh(corners, torch.tensor([[0, 1, 2], [0, 2, 3]]), normals, colors.repeat(4, 1), texture)
 
 

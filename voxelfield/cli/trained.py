@@ -200,7 +200,7 @@ def _literal(text: str) -> str:
 def run_export(options: argparse.Namespace) -> None:
     """Write a trained field as a mesh, points, splats, a web page or a volume, its environment and its scene's cameras.
 
-    At least one of the formats is needed. Files have the units and axes of the poses.
+    At least one of the formats is needed. Files have the units and axes of the poses, but a GLB has y up.
     """
     values = vars(options)
     files = {name: values[name] for name in formats() if values[name] is not None}

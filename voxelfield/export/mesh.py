@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -10,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from voxelfield.config import Count, Positive
+from voxelfield.config import BelowOne, Count, Positive
 from voxelfield.export.lattice import BOX, RESOLUTION, Region
 from voxelfield.export.mesh_file import MESH_SUFFIXES, Mesh, PointCloud, mesh_package, save_mesh, save_points, textured
 from voxelfield.export.registry import ExportFormat, ExportSource, Option
@@ -24,11 +26,18 @@ from voxelfield.export.surfaces import (
     surface_normals,
 )
 from voxelfield.foundation.checks import check_at_least_one, check_choice
+from voxelfield.installed import MissingPackageError
 from voxelfield.models.model import Model
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.paths import reference_camera, upright_axes
 from voxelfield.rendering.pixels import to_uint8
 
+logger = logging.getLogger(__name__)
+
 SurfaceKind = Literal["density", "tsdf"]
+
+LEVEL_LENGTH = 2.0
+"""Length, in voxels, that absorbs half of the light at the default level; at one voxel, soft surfaces have holes."""
 
 TRUNCATION = 2.0
 """Distance from a surface, in voxels, within which a depth map counts for more than empty space."""
@@ -44,8 +53,8 @@ class FieldSurface:
         model: The field with its occupied cells and its sampling, such as
             :attr:`voxelfield.trained.trained_model.TrainedModel.model`.
         kind: ``density`` is where the density crosses a level, ``tsdf`` is fused from depth maps.
-        level: Density at the surface, per world unit, for ``density``; None: the density at which a voxel absorbs half
-            of the light.
+        level: Density at the surface, per world unit, for ``density``; None: the density at which two voxels absorb
+            half of the light.
         resolution: Cells along the longest edge of the box; None: as many as the field has voxels along it.
         box: Number of the nested box to export, including all boxes inside it, with its voxel size; 1 is the smallest.
         cameras: Cameras whose depth maps are fused, for ``tsdf``, without their lenses.
@@ -80,7 +89,7 @@ class FieldSurface:
         self._model = model
         region = Region.of(model, box)
         self._voxel, lattice = region.voxel, region.lattice(resolution)
-        wanted = half_absorbing_density(self._voxel) if level is None else level
+        wanted = half_absorbing_density(LEVEL_LENGTH * self._voxel) if level is None else level
         if kind == "density":
             self._surface = density_surface(model, wanted)
         elif cameras is None or not len(cameras):
@@ -95,13 +104,14 @@ class FieldSurface:
                 raise ValueError("cameras must see a surface for surface tsdf, got empty space in all of their pixels")
             wrong = f"level must be a density that the field reaches, got {wanted:g}"
             if level is None:
-                wrong += ", at which a voxel absorbs half of the light"
+                wrong += f", at which {LEVEL_LENGTH:g} voxels absorb half of the light"
             raise ValueError(f"{wrong}: the field is empty, or it needs a lower level or surface tsdf")
 
     @torch.no_grad()
     def mesh(
         self,
         *,
+        min_component: float = 1e-3,
         largest_component: bool = False,
         fill_holes: bool = False,
         max_faces: int | None = None,
@@ -115,30 +125,31 @@ class FieldSurface:
         :func:`voxelfield.export.surfaces.rendered_colors`.
 
         Args:
+            min_component: Remove connected parts with less than this share of the largest one's area; 0 keeps all.
             largest_component: Remove all but the connected part with the largest area.
             fill_holes: Then close holes by fans of triangles.
             max_faces: Then merge triangles until at most so many are left; None merges none.
-            texture: Approximate side, in pixels, of a texture; None makes none.
+            texture: Side, in pixels, of a texture, which is a square; None makes none.
 
         Raises:
             MissingPackageError: A package of the extra ``mesh`` is not installed.
-            ValueError: A number is below 1.
+            ValueError: A number is below 1, or a share is not one.
         """
+        if not 0 <= min_component < 1:
+            raise ValueError(f"min_component must lie in [0, 1), got {min_component}")
         for name, number, package in [("max_faces", max_faces, "fast_simplification"), ("texture", texture, "xatlas")]:
             if number is not None:
                 check_at_least_one(name, number)
                 mesh_package(package)
-        vertices, faces = self.vertices, self.faces
-        if largest_component:
-            vertices, faces = keep_largest_component(vertices, faces)
+        share = 1.0 if largest_component else min_component
+        vertices, faces = keep_largest_component(self.vertices, self.faces, share)
         if fill_holes:
             faces = close_holes(vertices, faces)
         outwards = torch.from_numpy(_trimesh(vertices, faces).vertex_normals.copy()).float()
         normals, colors = self._appearance(vertices, outwards)
         if max_faces is not None and len(faces) > max_faces:
             merged, faces = decimate(vertices, faces, max_faces)
-            if largest_component:  # merging breaks some triangles off
-                merged, faces = keep_largest_component(merged, faces)
+            merged, faces = keep_largest_component(merged, faces, share)  # merging breaks some triangles off
             _, nearest = mesh_package("scipy.spatial").cKDTree(vertices.numpy()).query(merged.numpy())
             vertices, normals, colors = merged, normals[nearest], colors[nearest]
         mesh = Mesh(vertices, faces, normals, colors)
@@ -181,13 +192,21 @@ def _trimesh(vertices: Tensor, faces: Tensor) -> Any:
     return mesh_package("trimesh").Trimesh(vertices.numpy(), faces.numpy(), process=False)
 
 
-def keep_largest_component(vertices: Tensor, faces: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the connected part with the largest area of a mesh of vertices (V, 3) and faces (F, 3)."""
+def keep_largest_component(vertices: Tensor, faces: Tensor, share: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Returns the connected part with the largest area of a mesh, and those with at least a ``share`` of its area.
+
+    Vertices are (V, 3) and faces (F, 3). The log says how many parts are left out.
+    """
     edges = torch.cat((faces[:, :2], faces[:, 1:]))
     labels = mesh_package("trimesh.graph").connected_component_labels(edges.numpy(), node_count=len(vertices))
-    label = labels[faces[:, 0].numpy()]
-    largest = np.bincount(label, weights=_trimesh(vertices, faces).area_faces).argmax()
-    used, index = faces[torch.from_numpy(label == largest)].unique(return_inverse=True)
+    numbers, part = np.unique(labels[faces[:, 0].numpy()], return_inverse=True)
+    areas = np.bincount(part, weights=_trimesh(vertices, faces).area_faces)
+    large = areas >= share * areas.max()
+    if large.all():
+        return vertices, faces
+    lost = 100 * areas[~large].sum() / areas.sum()
+    logger.info("left out %d of %d loose parts, %.2g %% of the area", (~large).sum(), len(numbers), lost)
+    used, index = faces[torch.from_numpy(large[part])].unique(return_inverse=True)
     return vertices[used], index
 
 
@@ -205,8 +224,10 @@ def close_holes(vertices: Tensor, faces: Tensor) -> Tensor:
 def decimate(vertices: Tensor, faces: Tensor, max_faces: int) -> tuple[Tensor, Tensor]:
     """Merges triangles down to ``max_faces`` by their quadric error (Garland and Heckbert 1997)."""
     simplify = mesh_package("fast_simplification").simplify
-    points, triangles = simplify(vertices.numpy(), faces.int().numpy(), target_count=max_faces)
-    return torch.from_numpy(points).float(), torch.from_numpy(triangles).long()
+    # It merges within fixed lengths, from 0.0015 on, whatever is first: in small units, all triangles would be within.
+    scale = 10 * math.sqrt(len(faces) / _trimesh(vertices, faces).area)
+    points, triangles = simplify(scale * vertices.double().numpy(), faces.int().numpy(), target_count=max_faces)
+    return torch.from_numpy(points / scale).float(), torch.from_numpy(triangles).long()
 
 
 def _check_texture(path: Path, given: Mapping[str, Any]) -> None:
@@ -219,10 +240,24 @@ def _surface(source: ExportSource, surface: SurfaceKind = "density", **options: 
     return FieldSurface(source.model, kind=surface, cameras=cameras, **options)
 
 
-def _write_mesh(path: Path, source: ExportSource, **options: Any) -> str:
+def _upright(source: ExportSource) -> Tensor:
+    """Returns axes (3, 3), one per row, of which z points up in the training images."""
+    cameras = reference_camera(source.model.warp, 1, 1)
+    if cameras is None:
+        try:
+            cameras = source.training_cameras()
+        except (OSError, ValueError, MissingPackageError) as error:
+            logger.warning("z is taken to point up, because the scene's cameras are not there: %s", error)
+            return torch.eye(3)
+    return upright_axes(cameras)
+
+
+def _write_mesh(path: Path, source: ExportSource, up_axis: Literal["y", "z"] | None = None, **options: Any) -> str:
     of_surface = {option.name: options.pop(option.name) for option in _SURFACE if option.name in options}
     mesh = source.once(_surface, **of_surface).mesh(**options)
-    save_mesh(path, mesh)
+    if up_axis is not None or path.suffix.lower() == ".glb":
+        mesh = mesh.turned(_upright(source))
+    save_mesh(path, mesh, up_axis)
     return f"{len(mesh.faces)} triangles of {len(mesh.vertices)} vertices"
 
 
@@ -238,7 +273,7 @@ _SURFACE = (
         "without parts thinner than a voxel; needs the scene (default: density)",
         SurfaceKind,
     ),
-    Option("level", "density at the surface, per unit (default: a voxel absorbs half of the light)", Positive),
+    Option("level", "density at the surface, per unit (default: two voxels absorb half of the light)", Positive),
     RESOLUTION,
     BOX,
 )
@@ -249,10 +284,12 @@ MESH = ExportFormat(
     suffixes=MESH_SUFFIXES,
     options=(
         *_SURFACE,
+        Option("min_component", "leave out parts below SHARE of the largest area (default: 0.001)", BelowOne, "SHARE"),
         Option("largest_component", "leave out all but the largest connected part"),
         Option("fill_holes", "close holes with fans of triangles"),
         Option("max_faces", "merge triangles until at most N are left", Count, "N"),
-        Option("texture", "paint a texture with sides of about PIXELS (obj, glb; see --max-faces)", Count, "PIXELS"),
+        Option("texture", "paint a texture with sides of PIXELS (obj, glb; see --max-faces)", Count, "PIXELS"),
+        Option("up_axis", "axis that points up (default: y for glb, else as in the poses)", Literal["y", "z"]),
     ),
     check=_check_texture,
 )

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,11 +20,13 @@ from voxelfield.rendering.pixels import linear_light, to_uint8
 MESH_SUFFIXES = (".ply", ".obj", ".glb")
 """Suffixes of the files that meshes are written to."""
 
+_Y_UP = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, -1.0, 0.0]])  # rows are the axes of files with y up
+
 _FLOATS, _CHANNELS = ("x", "y", "z", "nx", "ny", "nz"), ("red", "green", "blue")
 _POINT = np.dtype([*((name, "<f4") for name in _FLOATS), *((name, "u1") for name in _CHANNELS)])
 _PLY_TYPES = {"<f4": "float", "|u1": "uchar"}
 
-_PADDING = 2  # texels between the charts of a texture
+_PADDING = 3  # texels between the charts of a texture, before it is reduced from xatlas's size to the wanted one
 _MOST_PIXELS = 1 << 20  # of a texture, that are painted at once
 
 
@@ -58,6 +60,11 @@ class Mesh:
     normals: Tensor
     colors: Tensor
     texture: Texture | None = None
+
+    def turned(self, axes: Tensor) -> Mesh:
+        """Returns the mesh in other axes (3, 3), orthonormal and right-handed, one per row."""
+        turn = axes.to(self.vertices).T
+        return replace(self, vertices=self.vertices @ turn, normals=self.normals @ turn)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,16 +114,19 @@ def binary_ply(rows: np.ndarray) -> bytes:
     return header.encode() + rows.tobytes()
 
 
-def save_mesh(path: Path | str, mesh: Mesh) -> None:
-    """Writes a mesh, in the units and axes of the world, that is, of the input data.
+def save_mesh(path: Path | str, mesh: Mesh, up_axis: Literal["y", "z"] | None = None) -> None:
+    """Writes a mesh, in the units of the world, that is, of the input data, with z or y as the axis that points up.
 
-    Vertex colours of a GLB are linear, as its specification requires, and its material is not shaded, because the
-    colours already include the lighting. PLY and OBJ store sRGB. With a texture, an OBJ has a material and an image
-    beside it, named like the file. All files are written completely, or none.
+    Vertex colours of a GLB are linear, as its specification requires. Its material is not shaded, because the colours
+    already include the lighting, and both sides of triangles are drawn. PLY and OBJ store sRGB. With a texture, an OBJ
+    has a white material and an image beside it, named like the file, as the mesh itself is in OBJ and GLB. All files
+    are written completely, or none.
 
     Args:
         path: ``*.ply``, ``*.obj`` or ``*.glb``.
-        mesh: The mesh; a PLY has vertex colours and no texture.
+        mesh: The mesh, whose z axis points up; a PLY has vertex colours and no texture.
+        up_axis: Axis of the file that points up: ``z`` changes nothing, ``y`` turns the mesh by 90 degrees about x.
+            None: ``y`` for GLB, as its specification requires, ``z`` for the others.
 
     Raises:
         MissingPackageError: trimesh is not installed.
@@ -127,7 +137,9 @@ def save_mesh(path: Path | str, mesh: Mesh) -> None:
     path = Path(path)
     check_suffix("path", path, MESH_SUFFIXES)
     suffix = path.suffix.lower()
-    whole = _as_trimesh(mesh, suffix)
+    if (up_axis or ("y" if suffix == ".glb" else "z")) == "y":
+        mesh = mesh.turned(_Y_UP)
+    whole = _as_trimesh(mesh, path)
     if suffix == ".ply":
         files: dict[str, Any] = {path.name: whole.export(file_type="ply", vertex_normal=True)}
     elif suffix == ".glb":
@@ -147,17 +159,22 @@ def save_mesh(path: Path | str, mesh: Mesh) -> None:
             temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def _as_trimesh(mesh: Mesh, suffix: str) -> Any:
-    trimesh = mesh_package("trimesh")
+def _as_trimesh(mesh: Mesh, path: Path) -> Any:
+    trimesh, suffix = mesh_package("trimesh"), path.suffix.lower()
     whole = trimesh.Trimesh(
         mesh.vertices.numpy(), mesh.faces.numpy(), vertex_normals=mesh.normals.numpy(), process=False
     )
+    whole.metadata["name"] = path.stem
     if mesh.texture is not None and suffix != ".ply":
         from PIL import Image
 
-        material = trimesh.visual.material.PBRMaterial(
-            baseColorTexture=Image.fromarray(mesh.texture.image.numpy()), metallicFactor=0.0, roughnessFactor=1.0
-        )
+        image, white = Image.fromarray(mesh.texture.image.numpy()), (255, 255, 255)
+        if suffix == ".obj":
+            material = trimesh.visual.material.SimpleMaterial(image, white, white, (0, 0, 0), name=path.stem)
+        else:
+            material = trimesh.visual.material.PBRMaterial(
+                path.stem, baseColorTexture=image, metallicFactor=0.0, roughnessFactor=1.0
+            )
         whole.visual = trimesh.visual.TextureVisuals(uv=mesh.texture.uv.numpy(), material=material)
     else:
         colors = mesh.colors
@@ -168,7 +185,10 @@ def _as_trimesh(mesh: Mesh, suffix: str) -> Any:
 
 
 def _unlit(tree: dict[str, Any]) -> None:
-    """Tells viewers to add no light (the extension KHR_materials_unlit of glTF)."""
+    """Tells viewers to add no light (the extension KHR_materials_unlit of glTF), and to draw both sides of triangles.
+
+    Open surfaces are seen from behind, and merged triangles may cross each other.
+    """
     materials = tree.setdefault("materials", [])
     if not materials:
         materials.append({"pbrMetallicRoughness": {"metallicFactor": 0.0}})
@@ -177,14 +197,12 @@ def _unlit(tree: dict[str, Any]) -> None:
                 primitive["material"] = 0
     for material in materials:
         material.setdefault("extensions", {})["KHR_materials_unlit"] = {}
+        material["doubleSided"] = True
     tree["extensionsUsed"] = sorted({*tree.get("extensionsUsed", ()), "KHR_materials_unlit"})
 
 
 def _obj_files(whole: Any, path: Path) -> dict[str, Any]:
     """Returns the files of an OBJ by name: with a texture, also its material and picture."""
-    if whole.visual.kind == "texture":
-        whole.visual.material = whole.visual.material.to_simple()
-        whole.visual.material.name = path.stem
     text, others = mesh_package("trimesh.exchange.obj").export_obj(
         whole, include_normals=True, return_texture=True, mtl_name=f"{path.stem}.mtl"
     )
@@ -194,8 +212,8 @@ def _obj_files(whole: Any, path: Path) -> dict[str, Any]:
 def textured(mesh: Mesh, size: int, colors: Callable[[Tensor, Tensor], Tensor]) -> Mesh:
     """Unwraps a mesh by xatlas, which duplicates vertices on seams, and paints its texture.
 
-    ``colors`` maps positions (M, 3) and unit normals (M, 3), on the CPU, to colours (M, 3) in [0, 1]. xatlas only
-    approximates the wanted side ``size`` of the image, in pixels, and the image is seldom square.
+    ``colors`` maps positions (M, 3) and unit normals (M, 3), on the CPU, to colours (M, 3) in [0, 1]. The image is a
+    square with sides of ``size`` pixels. xatlas only approximates this size, so its layout is stretched to it.
     """
     xatlas = mesh_package("xatlas")
     atlas, packing = xatlas.Atlas(), xatlas.PackOptions()
@@ -205,9 +223,9 @@ def textured(mesh: Mesh, size: int, colors: Callable[[Tensor, Tensor], Tensor]) 
     origin, triangles = (torch.from_numpy(array.astype("int64")) for array in atlas[0][:2])
     uv = torch.from_numpy(atlas[0][2])
     flat = Mesh(mesh.vertices[origin], triangles, mesh.normals[origin], mesh.colors[origin])
-    image = torch.zeros(atlas.height, atlas.width, 3, dtype=torch.uint8)
-    painted = torch.zeros(atlas.height, atlas.width, dtype=torch.bool)
-    for column, row, face, weights in _pixels(uv * torch.tensor([atlas.width, atlas.height]), triangles):
+    image = torch.zeros(size, size, 3, dtype=torch.uint8)
+    painted = torch.zeros(size, size, dtype=torch.bool)
+    for column, row, face, weights in _pixels(uv * size, triangles):
         corners = triangles[face]
         points = (flat.vertices[corners] * weights[..., None]).sum(dim=1)
         normals = F.normalize((flat.normals[corners] * weights[..., None]).sum(dim=1), dim=-1)
