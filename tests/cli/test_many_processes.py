@@ -38,7 +38,7 @@ def start():
 
 def check_stopped(directory: Path, out: str) -> int:
     """Checks that a run has stopped with one checkpoint, and has said so once; returns the step."""
-    (stopped,) = re.findall(r"stopped after step (\d+); continue with resume=\S+", out)
+    (stopped,) = re.findall(r"stopped after step (\d+); continue with: voxelfield train resume=\S+", out)
     assert [path.name for path in directory.glob("*.pt")] == [checkpoint_path(directory, int(stopped)).name]
     assert not (directory / ".lock").exists()
     return int(stopped)

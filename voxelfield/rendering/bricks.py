@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,12 +67,18 @@ def can_bake(field: object) -> bool:
 
 
 @torch.no_grad()
-def bake(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VOXEL) -> Bricks:
+def bake(
+    field: RadianceField,
+    occupancy: OccupancyGrid,
+    per_voxel: int = PER_VOXEL,
+    track: Callable[[Iterator[Any], int], Iterator[Any]] = lambda parts, _: parts,
+) -> Bricks:
     """Evaluates a field at the vertices of its finest level and halfway between them, in blocks that show something.
 
     Blocks are left out if they have no occupied cell, or if the field has sparse levels but none of these has a block
     there. Synchronises with the device. A block of 8 x 8 x 8 vertices, which has 3.5 voxels along each axis, takes 9
-    KiB, or 5 with at most eight values. The field must be one that :func:`can_bake`.
+    KiB, or 5 with at most eight values. The field must be one that :func:`can_bake`. ``track`` passes on parts of the
+    work, of which there are so many, as their progress is displayed.
     """
     decoder = field.decoder
     assert isinstance(decoder, DeferredMLPDecoder)
@@ -81,7 +88,8 @@ def bake(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VO
 
     def emitted(blocks: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Yields positions (M, 3) of vertices of blocks, their atlas rows (M,), densities (M,) and values (M, V)."""
-        for vertices, rows in lattice.vertices(blocks, _BLOCKS_AT_ONCE):
+        parts = lattice.vertices(blocks, _BLOCKS_AT_ONCE)
+        for vertices, rows in track(parts, -(-len(blocks) // _BLOCKS_AT_ONCE)):
             positions = (low + voxel * vertices.view(-1, 3)).float()
             yield positions, rows.view(-1), *field.sample(single_samples(positions), torch.zeros_like(positions))
 

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import yaml
 
 from voxelfield.files import open_regular, read_regular
+from voxelfield.messages import in_shell
 from voxelfield.report.thumbnails import ViewPictures
 from voxelfield.run_directory import EVENTS, METRICS
 from voxelfield.settings import RunConfig
@@ -92,18 +93,17 @@ def read_history(directory: Path) -> dict[str, Curve]:
 
 
 def _commands(directory: Path) -> Iterator[tuple[str, str]]:
-    whole, here = directory.resolve(), Path.cwd()
-    run = shlex.quote(str(whole.relative_to(here) if whole.is_relative_to(here) else directory))
+    run = in_shell(directory)
     overrides = directory / ".hydra" / "overrides.yaml"
     if overrides.is_file():
-        yield "Repeat the training", shlex.join(["voxelfield", "train", *_read_overrides(overrides)])
+        yield "Repeat the training", shlex.join(["voxelfield", "train", *read_overrides(overrides)])
     yield "Repeat the evaluation", f"voxelfield eval {run}"
     yield "Render a video", f"voxelfield render {run} --out video.mp4"
     yield "Show the records", f"tensorboard --logdir {run}"
     yield "Rewrite this report", f"voxelfield report {run}"
 
 
-def _read_overrides(path: Path) -> list[str]:
+def read_overrides(path: Path) -> list[str]:
     """Reads Hydra's record of a command line, without the output directory and the checkpoint that a run resumed from.
 
     The record may come from a stranger: interpolations such as ``${oc.env:HOME}`` stay text.

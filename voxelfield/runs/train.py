@@ -26,6 +26,7 @@ from voxelfield.evaluation.evaluation import check_pictures, evaluate_split
 from voxelfield.evaluation.metrics import WINDOW, check_lpips
 from voxelfield.files import IMAGE_SUFFIXES
 from voxelfield.interrupt import Interrupt, Interrupted
+from voxelfield.messages import in_shell
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
 from voxelfield.report.thumbnails import Thumbnails
@@ -204,6 +205,7 @@ def _begin(
     if settings.trainer.evaluation.save_images:
         check_pictures("hydra.run.dir", run_directory / evaluated, split.names)
     timing.end("load")
+    logger.info("building the field")
     on_step = None if viewer is None else viewer.after_step
     chosen = settings if resumed is None else resumed[2]
     session = Session(scene, resolve(chosen, scene, warp), output=lock or run_directory, on_step=on_step)
@@ -229,7 +231,9 @@ def _begin(
 
 def _how_to_go_on(session: Session) -> str:
     path = session.checkpoint
-    return "there is no checkpoint to continue from" if path is None else f"continue with resume={path}"
+    if path is None:
+        return "there is no checkpoint to continue from"
+    return f"continue with: voxelfield train resume={in_shell(path)}"
 
 
 def load_to_resume(
