@@ -111,6 +111,9 @@ def test_items_are_counted_and_the_bar_goes_with_the_last(caplog, clock, monkeyp
         assert item in "abcd"
     assert caplog.messages == ["letters 2/4 (50 %), ETA 00:12", "letters 4/4 (100 %), ETA 00:00"]
     monkeypatch.setattr(sys, "stderr", stream := _Terminal())
+    assert list(tracked("abcd", "letters")) == list("abcd")
+    assert "letters" not in stream.getvalue(), "a bar flickers"
+    monkeypatch.setattr(progress, "_BAR_EVERY", 0.0)
     assert list(tracked((letter for letter in "abcd"), "letters", 4)) == list("abcd")
     assert "letters: 100%" in stream.getvalue()
     assert stream.getvalue().endswith("\r")
@@ -141,7 +144,7 @@ def test_sizes_are_those_of_files_and_folders(tmp_path):
     assert (size_in_words(tmp_path / "a.glb"), size_in_words(tmp_path)) == ("3.21kB", "2.00MB")
 
 
-def test_a_notebook_shows_a_picture_that_sharpens(monkeypatch):
+def test_a_notebook_shows_a_picture_that_sharpens(monkeypatch, caplog):
     ipython = pytest.importorskip("IPython.display")
     scene = load_blender(Path(__file__).parents[1] / "fixtures" / "lego", LoadOptions(downscale=4))
     small = ("model=dense", "trainer=smoke", "trainer.steps=4", "trainer.stages=[{step: 0, resolution: 12}]")
@@ -163,3 +166,6 @@ def test_a_notebook_shows_a_picture_that_sharpens(monkeypatch):
     assert len(shown) == 5, "after each step, and in the end"
     assert not torch.equal(shown[0].rgb, shown[-1].rgb)
     assert shown[0]._repr_png_().startswith(b"\x89PNG")
+    monkeypatch.setattr(session.Session, "result", lambda self: 1 / 0)
+    torch.testing.assert_close(field(True), without, rtol=0, atol=0)
+    assert set(caplog.messages) >= {"the field is not shown: division by zero"}

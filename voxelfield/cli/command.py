@@ -71,6 +71,9 @@ TRAINING_PACKAGES = {name: name for name in _NAMED_ALIKE} | {
 INTERRUPTED = 130
 """Exit status of a program that a signal has stopped."""
 
+# Stands on a terminal while a verb imports its packages, which may take seconds.
+_IMPORTING = "importing packages ..."
+
 LAUNCHER = "VOXELFIELD_LAUNCHER"
 """Variable of the number of the process that has started this one as one of several."""
 
@@ -134,14 +137,14 @@ def _imported(name: str) -> ModuleType:
     in_main_thread = threading.current_thread() is threading.main_thread()
     handler = signal.signal(signal.SIGINT, lambda *_: _end()) if in_main_thread else None
     if drawn := sys.stderr.isatty():
-        print("importing packages ...", end="\r", file=sys.stderr, flush=True)  # noqa: T201
+        print(_IMPORTING, end="\r", file=sys.stderr, flush=True)  # noqa: T201
     collects_garbage = gc.isenabled()
     gc.disable()
     try:
         return importlib.import_module(name)
     finally:
         if drawn:
-            print("\033[K", end="", file=sys.stderr, flush=True)  # noqa: T201
+            print(" " * len(_IMPORTING), end="\r", file=sys.stderr, flush=True)  # noqa: T201
         gc.freeze()
         if collects_garbage:
             gc.enable()
@@ -167,7 +170,7 @@ def _end_with_store() -> None:
 
 
 def _end() -> NoReturn:
-    print("stopped", file=sys.stderr, flush=True)  # noqa: T201
+    print("stopped".ljust(sys.stderr.isatty() and len(_IMPORTING)), file=sys.stderr, flush=True)  # noqa: T201
     os._exit(INTERRUPTED)
 
 

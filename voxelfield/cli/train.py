@@ -209,13 +209,15 @@ def resumed_overrides(overrides: Sequence[str]) -> list[str]:
     None if the run has no record of them, as one of a :class:`voxelfield.Session`; raises ValueError if it is damaged.
     """
     given = {"scene" if _is_alone(text) else _key(text): text.partition("=")[2] for text in overrides}
+    if given.get("resume", AUTO) in ("", AUTO):
+        return []
     try:
-        source = OverridesParser.create().parse_override(f"resume={given.get('resume', '')}").value()
+        source = OverridesParser.create().parse_override(f"resume={given['resume']}").value()
     except HydraException:  # which composing will report
         return []
-    folder = Path(source if isinstance(source, str) else "")
+    folder = Path(str(source))
     path = (folder if folder.is_dir() else folder.parent) / ".hydra" / "overrides.yaml"
-    if folder == Path() or source == AUTO or not path.is_file():
+    if source is None or not path.is_file():
         return []
     replaced = [f"{key}." for key in (*given, *(["data.root"] if "scene" in given else []))]
     # Settings of Hydra itself, which no run records, could name code to be called.
@@ -365,7 +367,7 @@ voxelfield report {run}"""
 def fail(error: str, status: int, cause: BaseException | None = None) -> NoReturn:
     """Ends the run with its error on stderr, where Hydra does not write, and in its log, with a cause's traceback."""
     for handler in logging.getLogger().handlers:
-        if isinstance(handler, TerminalHandler):
+        if type(handler) in (logging.StreamHandler, TerminalHandler):
             handler.setStream(sys.stderr)
             handler.addFilter(lambda record: record.exc_info is None)
     logger.error("%s", clipped(error, LONGEST_MESSAGE))

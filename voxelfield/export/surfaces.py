@@ -91,7 +91,8 @@ def fused_surface(model: Model, cameras: Cameras, truncation: float) -> Surface:
     def inwards(points: Tensor) -> Tensor:
         total = torch.zeros(len(points), device=points.device)
         count = torch.zeros_like(total)
-        for pose, intrinsics, depths in zip(cameras.c2w, cameras.intrinsics, maps, strict=True):
+        views = list(zip(cameras.c2w, cameras.intrinsics, maps, strict=True))
+        for pose, intrinsics, depths in tracked(views, "fusing views"):
             distance, seen = _distance(points, pose, intrinsics, depths, truncation)
             total += torch.where(seen, distance, 0)
             count += seen

@@ -22,7 +22,6 @@ from voxelfield.files import MARK, atomic_write, is_replaceable
 from voxelfield.grids.sparse_grid import BLOCK_CELLS
 from voxelfield.media.html import page_template
 from voxelfield.models.model import Model
-from voxelfield.progress import tracked
 from voxelfield.rendering.backends import BakedImages, fastest_backend
 from voxelfield.rendering.bricks import PER_VOXEL, Bricks, bake, can_bake, stored_bytes
 from voxelfield.rendering.cameras import Cameras, check_not_empty
@@ -75,8 +74,7 @@ def save_web_page(folder: Path | str, model: Model, cameras: Cameras, title: str
     page = Path(folder) / "index.html"
     if not is_replaceable(page):
         raise FileExistsError(f"{page} was not written by voxelfield: choose another folder, or remove it")
-    each = _vertices_per_voxel(model)
-    bricks = bake(model.field, model.occupancy, each, lambda parts, total: tracked(parts, "baking", total))
+    bricks = bake(model.field, model.occupancy, _vertices_per_voxel(model))
     textures = _textures(model, bricks)
     _check_size(textures, int((bricks.blocks >= 0).sum()))
     stored = {texture.name: zlib.compress(texture.texels.cpu().numpy().tobytes()) for texture in textures}

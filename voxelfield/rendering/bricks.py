@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from voxelfield.fields.decoders import DeferredMLPDecoder
 from voxelfield.fields.field import RadianceField, single_samples
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.sparse_grid import BLOCK_CELLS, BLOCK_VERTICES, SparseGrid, overlapping_sums
+from voxelfield.progress import tracked
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import MIN_OPACITY
 
@@ -67,18 +67,12 @@ def can_bake(field: object) -> bool:
 
 
 @torch.no_grad()
-def bake(
-    field: RadianceField,
-    occupancy: OccupancyGrid,
-    per_voxel: int = PER_VOXEL,
-    track: Callable[[Iterator[Any], int], Iterator[Any]] = lambda parts, _: parts,
-) -> Bricks:
+def bake(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VOXEL) -> Bricks:
     """Evaluates a field at the vertices of its finest level and halfway between them, in blocks that show something.
 
     Blocks are left out if they have no occupied cell, or if the field has sparse levels but none of these has a block
     there. Synchronises with the device. A block of 8 x 8 x 8 vertices, which has 3.5 voxels along each axis, takes 9
-    KiB, or 5 with at most eight values. The field must be one that :func:`can_bake`. ``track`` passes on parts of the
-    work, of which there are so many, as their progress is displayed.
+    KiB, or 5 with at most eight values. The field must be one that :func:`can_bake`.
     """
     decoder = field.decoder
     assert isinstance(decoder, DeferredMLPDecoder)
@@ -89,7 +83,7 @@ def bake(
     def emitted(blocks: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Yields positions (M, 3) of vertices of blocks, their atlas rows (M,), densities (M,) and values (M, V)."""
         parts = lattice.vertices(blocks, _BLOCKS_AT_ONCE)
-        for vertices, rows in track(parts, -(-len(blocks) // _BLOCKS_AT_ONCE)):
+        for vertices, rows in tracked(parts, "baking", -(-len(blocks) // _BLOCKS_AT_ONCE)):
             positions = (low + voxel * vertices.view(-1, 3)).float()
             yield positions, rows.view(-1), *field.sample(single_samples(positions), torch.zeros_like(positions))
 

@@ -215,7 +215,7 @@ def _begin(
             # Checkpoints of later steps are damaged, or the user chose to go back: training now takes another course.
             older = [file for file in checkpoints(run_directory) if checkpoint_step(file) <= checkpoint["step"]]
             session.restore(checkpoint, path=path, replaced=older if in_place else ())
-        logger.info("resumed at step %d from %s", session.step, path)
+        logger.info("resumed at step %d from %s", session.step, in_shell(path))
     if lock is None:  # the first process writes
         return session
     # Not earlier, so that a run that is rejected creates neither a file nor its directory.
