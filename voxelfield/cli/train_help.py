@@ -74,6 +74,7 @@ def described(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]
 def _meaning(settings: type, name: str) -> str:
     """Returns the first sentence about a field in the docstring of its dataclass, or of a base class; empty if none."""
     sections = [inspect.cleandoc(each.__doc__ or "").partition("\nAttributes:\n")[2] for each in settings.__mro__]
-    text = next((found[name] for found in map(dict, map(_ENTRY.findall, sections)) if name in found), "")
+    entries = (dict(_ENTRY.findall(section)) for section in sections)
+    text = next((found[name] for found in entries if name in found), "")
     plain = _MARKUP.sub(lambda found: found[1] or found[2], " ".join(text.split()))
     return re.split(r"\.(?: (?=[A-Z])|$)", plain)[0]
