@@ -183,7 +183,7 @@ def _follow(config: DictConfig, directory: str) -> None:
         config.hydra.job_logging = {
             "version": 1,
             "formatters": {"ranked": {"format": f"{launching.describe()}: %(message)s"}},
-            "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "ranked"}},
+            "handlers": {"console": {"class": "voxelfield.cli.command.TerminalHandler", "formatter": "ranked"}},
             # The first process logs the warnings.
             "root": {"level": "ERROR", "handlers": ["console"]},
             "disable_existing_loggers": False,
@@ -367,7 +367,7 @@ voxelfield report {run}"""
 def fail(error: str, status: int, cause: BaseException | None = None) -> NoReturn:
     """Ends the run with its error on stderr, where Hydra does not write, and in its log, with a cause's traceback."""
     for handler in logging.getLogger().handlers:
-        if type(handler) in (logging.StreamHandler, TerminalHandler):
+        if isinstance(handler, TerminalHandler):
             handler.setStream(sys.stderr)
             handler.addFilter(lambda record: record.exc_info is None)
     logger.error("%s", clipped(error, LONGEST_MESSAGE))
