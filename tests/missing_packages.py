@@ -18,7 +18,7 @@ import pytest
 # fmt: off
 OPTIONAL = (
     "antlr4", "atheris", "av", "drjit", "fast_simplification", "griffe", "hydra", "hydra_plugins", "hypothesis",
-    "imageio", "ipykernel", "jinja2", "markdown", "matplotlib", "mitsuba", "mkdocs", "msgspec", "nbclient",
+    "imageio", "ipykernel", "IPython", "jinja2", "markdown", "matplotlib", "mitsuba", "mkdocs", "msgspec", "nbclient",
     "nbformat", "nerfbaselines", "numpy", "omegaconf", "OpenEXR", "PIL", "plyfile", "pooch", "pycolmap", "rich",
     "safetensors", "scipy", "selenium", "skimage", "tensorboard", "torchmetrics", "tqdm", "trimesh", "viser",
     "websockets", "xatlas", "yaml", "zstandard",
@@ -38,7 +38,7 @@ MISSING = frozenset(package for package in OPTIONAL if not is_installed(package)
 
 # How a program says that it lacks a package: one of Python, and the command voxelfield, on a line or in a log.
 _NEEDS = re.compile(
-    r"(?:\[.*\]\[ERROR\] - |ERROR +\S+ )?"
+    r"(?:\[.*\]\[ERROR\] - |[\d:]{8} error: |ERROR +\S+ )?"
     r"(?:ModuleNotFoundError: No module named '(\w+)|([\w.-]+) must be installed (?:for|to) )"
 )
 

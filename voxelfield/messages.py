@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
+from pathlib import Path
 
 LONGEST_MESSAGE = 1000
 """Largest number of characters of a message, so that a very long path or number leaves the rest readable."""
@@ -40,6 +42,12 @@ def printable(name: str) -> str:
     surrogates. They are decoded as UTF-8 here, or written as ``\xfc``.
     """
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def in_shell(path: Path) -> str:
+    """Returns a path as a command in the current folder names it."""
+    whole, here = Path(path).resolve(), Path.cwd()
+    return shlex.quote(str(whole.relative_to(here) if whole.is_relative_to(here) else path))
 
 
 def one_line(text: str) -> str:

@@ -72,7 +72,7 @@ def test_one_command_is_requeued_until_its_run_is_finished(tmp_path):
         time.sleep(0.01)
     code, output, _ = finish(first)
     assert code == 130
-    stopped = re.search(r"stopped after step (\d+); continue with resume=(\S+)\n", output)
+    stopped = re.search(r"stopped after step (\d+); continue with: voxelfield train resume=(\S+)\n", output)
     assert stopped, output
     step = int(stopped[1])
     assert Path(stopped[2]) == checkpoint_path(directory, step)
@@ -86,7 +86,7 @@ def test_one_command_is_requeued_until_its_run_is_finished(tmp_path):
     steps = f"trainer.steps={step + 12}"
     code, output, _ = finish(start(*unchanged, steps))
     assert code == 0
-    assert output.count("[WARNING]") == 1
+    assert output.count(" warning: ") == 1
     assert f"{damaged} is truncated or damaged (1000 bytes)" in output
     assert f"resumed at step {step} from {checkpoint_path(directory, step)}" in output
     left = {path.name for path in directory.glob("*.pt")}
@@ -110,7 +110,12 @@ def test_one_command_is_requeued_until_its_run_is_finished(tmp_path):
             marks=pytest.mark.slow,
         ),
         ("SIGINT", "run_training", "load_configured_scene", "stopped before training began"),
-        ("SIGTERM", "TrainedModel", "evaluate", "stopped while evaluating; continue with resume={checkpoint}"),
+        (
+            "SIGTERM",
+            "TrainedModel",
+            "evaluate",
+            "stopped while evaluating; continue with: voxelfield train resume={checkpoint}",
+        ),
     ],
 )
 def test_a_signal_ends_loading_and_evaluating_at_once_with_a_message(tmp_path, number, owner, name, message):

@@ -38,7 +38,7 @@ def start():
 
 def check_stopped(directory: Path, out: str) -> int:
     """Checks that a run has stopped with one checkpoint, and has said so once; returns the step."""
-    (stopped,) = re.findall(r"stopped after step (\d+); continue with resume=\S+", out)
+    (stopped,) = re.findall(r"stopped after step (\d+); continue with: voxelfield train resume=\S+", out)
     assert [path.name for path in directory.glob("*.pt")] == [checkpoint_path(directory, int(stopped)).name]
     assert not (directory / ".lock").exists()
     return int(stopped)
@@ -48,7 +48,7 @@ def test_two_processes_write_one_run(start, tmp_path):
     directory = tmp_path / "runs" / "one"
     code, out, err = start(directory, "devices=2").finish()
     assert (code, err) == (0, "")
-    assert out.count("PSNR") == 2, "more than one process has logged its progress and result"
+    assert out.count("PSNR") == 3, "more than one process has logged its progress and result"
     assert list((tmp_path / "runs").iterdir()) == [directory]
     assert len(list(directory.glob("events.out.tfevents.*"))) == 1
     assert {"metrics.json", "model.safetensors", "train.log", "checkpoint_0000020.pt"} <= {

@@ -21,6 +21,7 @@ from voxelfield.components.refinement import RefinedCameras
 from voxelfield.datasets.scene import Scene
 from voxelfield.export import save_model
 from voxelfield.media.frame_folder import FrameFolder
+from voxelfield.progress import size_in_words
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.paths import orbit
 from voxelfield.rendering.view_pictures import depth_range
@@ -158,7 +159,8 @@ def test_a_camera_path_is_followed(run, tmp_path, caplog):
     content = {"camera_path": frames, "fps": 12, "render_height": 20, "render_width": 30}
     path.write_text(json.dumps(content))
     assert render(run, "--path", path, "--out", tmp_path / "a.mp4") == 0
-    assert f"wrote 3 frames of 30x20 to {tmp_path / 'a.mp4'}" in caplog.messages
+    size = size_in_words(tmp_path / "a.mp4")
+    assert f"wrote 3 frames of 30x20 to {tmp_path / 'a.mp4'} ({size})" in caplog.messages
     av = pytest.importorskip("av")
     with av.open(str(tmp_path / "a.mp4")) as container:
         assert container.streams.video[0].average_rate == 12

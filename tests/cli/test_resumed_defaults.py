@@ -66,7 +66,7 @@ def wait_for_checkpoint(process: Running, directory: Path) -> None:
 
 def stopped_at(output: str) -> tuple[int, str]:
     """Returns the step at which a run has stopped, and what its message says to continue with."""
-    found = re.search(r"stopped after step (\d+); continue with (resume=\S+)\n", output)
+    found = re.search(r"stopped after step (\d+); continue with: voxelfield train (resume=\S+)\n", output)
     assert found, output
     return int(found[1]), found[2]
 

@@ -23,6 +23,7 @@ from PIL import Image
 from raw_png import raw_png
 
 import voxelfield
+from voxelfield import progress
 from voxelfield.captures.capture import read_capture
 from voxelfield.datasets import images
 from voxelfield.datasets.blender import load_blender
@@ -1185,10 +1186,10 @@ def test_intrinsics_are_checked_before_pixels_are_read(tmp_path, split, monkeypa
 
 def test_long_reading_is_told(tmp_path, split, monkeypatch, caplog):
     write_nerfstudio(tmp_path / "mine", split)
-    monkeypatch.setattr(images, "_NEWS_EVERY", 0.0)
+    monkeypatch.setattr(progress, "_LINE_EVERY", 0.0)
     with caplog.at_level(logging.INFO):
         voxelfield.load_scene(tmp_path / "mine", holdout=0)
-    assert f"read 5 of {len(split)} images" in caplog.text
+    assert f"reading images 5/{len(split)} (" in caplog.text
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -31,6 +31,7 @@ from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.environment import Environment
 from voxelfield.fields.field import RadianceField
 from voxelfield.models import Model, Sampling
+from voxelfield.progress import size_in_words
 from voxelfield.rendering.bricks import bake, stored_bytes
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -124,7 +125,8 @@ def test_a_page_without_room_for_two_vertices_per_voxel_has_one(tmp_path, monkey
     assert stored_arrays(tmp_path)["log_density"] == bricks.log_density.numpy().tobytes()
 
 
-def test_the_command_starts_the_page_at_the_scenes_first_camera(tmp_path):
+def test_the_command_starts_the_page_at_the_scenes_first_camera(tmp_path, caplog):
+    caplog.set_level("INFO")
     config = settings("model.shading=deferred")
     field = config.model.build(torch.tensor(BOX), config.trainer.resolutions, "cpu")
     occupancy = OccupancyGrid(16, BOX).state_dict(prefix="occupancy.")
@@ -132,6 +134,9 @@ def test_the_command_starts_the_page_at_the_scenes_first_camera(tmp_path):
         tmp_path / "a.safetensors", restore_trained_model(config, field.state_dict(prefix="field.") | occupancy, 7, CPU)
     )
     assert main(["export", str(tmp_path / "a.safetensors"), "--web", str(tmp_path / "page"), "--device", "cpu"]) == 0
+    assert caplog.messages[-1] == (
+        f"wrote index.html to {tmp_path / 'page'} ({size_in_words(tmp_path / 'page')}, opens in a browser)"
+    )
     text = (tmp_path / "page" / "index.html").read_text()
     scene = json.loads(text.partition('id="scene">')[2].partition("<")[0])
     first = voxelfield.load_scene("bricks").train.cameras.c2w[0, :3]

@@ -173,6 +173,8 @@ def test_a_program_that_lacks_a_package_ends_the_test_that_waits_for_it(monkeypa
         ),
         ("a warning\nno.such must be installed to write videos", "no.such"),
         ("[2026-11-28 16:47:01,552][train][ERROR] - no-such must be installed to record a run\n", "no-such"),
+        ("16:47:01 error: no-such must be installed to record a run\n", "no-such"),
+        ("16:47:01 warning: no-such must be installed to record a run\n", None),
         ("[2026-11-28 16:47:01,552][train][WARNING] - no-such must be installed to record a run\n", None),
         ('torch must be installed for `voxelfield eval`: pip install "voxelfield[train]"', None),
         ("no-such must be installed to write videos\nno space left", None),

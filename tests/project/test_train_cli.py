@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -25,7 +26,8 @@ from warm_python import warm_python
 
 import voxelfield
 from voxelfield.cli import command as verbs
-from voxelfield.cli.train import main, with_scene_folder
+from voxelfield.cli.train import main, resumed_overrides, with_scene_folder
+from voxelfield.cli.train_help import described
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
@@ -33,6 +35,7 @@ from voxelfield.devices import choose_device
 from voxelfield.runs import train as run_training
 from voxelfield.settings import RunConfig, parse
 from voxelfield.trained.checkpoint_file import checkpoint_path, load_checkpoint
+from voxelfield.training.logs import flattened
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"
@@ -255,7 +258,70 @@ def test_the_log_names_the_choices_and_the_result(finished):
     assert f"PSNR {read_metrics(directory)['psnr']:.2f} dB" in output
     assert "Traceback" not in output
     assert "Warning" not in output
-    assert (directory / "train.log").read_text().splitlines()[-1] in output
+    logged = (directory / "train.log").read_text().splitlines()[-1]
+    assert re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+\]\[voxelfield\.runs\.results\]\[INFO\] - ", logged)
+    *lines, blank, header, results, between, view, export, report = output.splitlines()
+    assert blank == between == ""
+    assert all(re.match(r"\d\d:\d\d:\d\d \S", line) for line in lines), "the time of day and a message"
+    assert lines[-1][9:] == logged.partition(" - ")[2]
+    metrics = read_metrics(directory)
+    assert header.split() == ["PSNR", "SSIM", "seconds", "folder"]
+    assert results.split() == [
+        *(f"{metrics['psnr']:.2f}", "dB", f"{metrics['ssim']:.3f}", f"{metrics['train_seconds']:.1f}", str(directory))
+    ]
+    assert view == f"voxelfield view {directory}"
+    assert export == f"voxelfield export {directory} --mesh mesh.glb"
+    assert report == f"voxelfield report {directory}"
+
+
+def test_a_run_that_is_resumed_keeps_its_settings(finished, tmp_path):
+    directory, _ = finished
+    result = warm_python.run("train.py", f"resume={directory}", "trainer.steps=31", f"hydra.run.dir={tmp_path}")
+    assert result.returncode == 0, result.stdout + result.stderr
+    before, after = (flattened(read_metrics(each)["settings"]) for each in (directory, tmp_path))
+    changed = {"resume": str(directory), "trainer.steps": 31}
+    assert {key: value for key, value in after.items() if value != before[key]} == changed
+    again = resumed_overrides([f"resume={tmp_path}"])
+    assert "trainer.steps=31" in again, "the next one needs only the folder"
+    assert not {"trainer.steps=30", f"resume={directory}"} & set(again)
+
+
+def test_given_settings_replace_those_of_the_run_that_is_resumed(tmp_path):
+    records = tmp_path / ".hydra" / "overrides.yaml"
+    records.parent.mkdir()
+    recorded = ["scene=folder", "data.root='/a'", "trainer=fast", "trainer.steps=9", "+trainer.new=1", "model=sh"]
+    records.write_text(json.dumps([*recorded, "resume=other", "hydra.callbacks.x._target_=os.abort"]))
+    for given, kept in (
+        ((f"resume={tmp_path}",), recorded),
+        ((f"resume='{tmp_path}/checkpoint_0000001.pt'", "trainer.steps=3"), [*recorded[:3], *recorded[4:]]),
+        (("trainer=best", f"resume={tmp_path}"), ["scene=folder", "data.root='/a'", "model=sh"]),
+        (("bricks", f"+resume={tmp_path}"), recorded[2:]),
+        (("resume=auto",), []),
+        (("resume=null",), []),
+        ((f"resume={tmp_path / 'nowhere' / 'last.pt'}",), []),
+        (("model=sh",), []),
+    ):
+        assert resumed_overrides(given) == kept, given
+    records.write_text("{")
+    with pytest.raises(ValueError, match="must be a list in YAML"):
+        resumed_overrides([f"resume={tmp_path}"])
+
+
+def test_help_lists_every_setting_with_its_value_and_meaning(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["--help", "bricks", "device=cpu", "model=sh", "trainer=fast", "trainer.steps=77"]) == 0
+    text = capsys.readouterr().out
+    config = preset("model=sh", "trainer=fast", "trainer.steps=77", device="cpu", name="train_cpu")
+    keys = flattened(dataclasses.asdict(config))
+    assert [key for key, _, meaning in described(config) if not meaning] == []
+    lines = text.partition("Settings")[2].splitlines()[2:-2]
+    assert [line.split("=")[0].strip() for line in lines] == list(keys)
+    assert max(map(len, lines)) <= 100
+    assert re.search(r"^  trainer\.steps=77 +Number of optimizer steps$", text, re.MULTILINE)
+    assert re.search(r"^  trainer=.*\bfast\b", text, re.MULTILINE)
+    assert text.count("\n  voxelfield train") == 10
+    assert main(["trainer.steps=0", "--help"]) == 2
+    assert capsys.readouterr().err == "trainer.steps must be at least 1, got 0\n"
 
 
 def test_a_finished_run_is_resumed_with_more_steps(finished, tmp_path):
@@ -305,7 +371,7 @@ def test_ctrl_c_stops_cleanly_and_the_run_can_go_on(tmp_path):
         process.kill()
     assert process.returncode == 130, output
     assert "Traceback" not in output
-    stopped = re.search(r"stopped after step (\d+); continue with resume=(\S+)", output)
+    stopped = re.search(r"stopped after step (\d+); continue with: voxelfield train resume=(\S+)", output)
     assert stopped, output
     step, advice = int(stopped[1]), stopped[2]
     assert step >= 50
@@ -356,7 +422,7 @@ def test_runs_of_a_sweep_may_run_at_once(tmp_path):
 
 
 def errors(output: str) -> list[str]:
-    return [line for line in output.splitlines() if "[ERROR]" in line]
+    return [line for line in output.splitlines() if " error: " in line]
 
 
 def test_a_missing_scene_is_one_clear_message(tmp_path):

@@ -185,7 +185,8 @@ def test_one_result_that_cannot_be_written_keeps_no_other_from_it(tmp_path, monk
 
     monkeypatch.setattr(module, name, refuse)
     config = preset(*TINY, "trainer.steps=4", device="cpu", name="train_cpu")
-    message = f"{missing} could not be written in {tmp_path}; continue with resume={tmp_path}/checkpoint_0000004.pt"
+    command = f"voxelfield train resume={tmp_path}/checkpoint_0000004.pt"
+    message = f"{missing} could not be written in {tmp_path}; continue with: {command}"
     with pytest.raises(OSError, match=f"^{re.escape(message)}$"):
         train_as_configured(config, tmp_path, ROOT)
     assert errors(caplog) == [f"{tmp_path / missing}: No space left on device"]

@@ -233,6 +233,6 @@ def test_a_directory_that_becomes_read_only_keeps_what_it_has(tmp_path):
         pytest.skip("needs the right to mount a file system")
     assert status == 1, text
     assert "could not be written: Read-only file system" in text
-    assert text.splitlines()[-1].endswith(f"continue with resume={kept[-1]}")
+    assert text.splitlines()[-1].endswith(f"continue with: voxelfield train resume={kept[-1]}")
     assert checkpoints(directory) == kept
     load_checkpoint(kept[-1])

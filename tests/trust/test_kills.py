@@ -190,7 +190,7 @@ def test_a_run_whose_directory_goes_away_creates_it_again(tmp_path, how):
     assert status == 130, text
     assert f"{directory} was deleted, with everything that this run had written there, or moved away" in text
     (kept,) = directory.glob("checkpoint_*.pt")
-    assert text.splitlines()[-1].endswith(f"continue with resume={kept}")
+    assert text.splitlines()[-1].endswith(f"continue with: voxelfield train resume={kept}")
     load_checkpoint(kept)
 
 

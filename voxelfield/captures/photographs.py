@@ -54,7 +54,7 @@ def copy_photographs(photographs: Sequence[Path], folder: Path, max_size: int) -
         else:
             _save(upright, folder / name, max_size)
 
-    in_threads(copy, list(targets), "copied")
+    in_threads(copy, list(targets), "copying images")
 
 
 def extract_frames(video: Path, folder: Path, count: int, max_size: int) -> None:

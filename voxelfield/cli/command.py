@@ -72,6 +72,9 @@ TRAINING_PACKAGES = {name: name for name in _NAMED_ALIKE} | {
 INTERRUPTED = 130
 """Exit status of a program that a signal has stopped."""
 
+# Stands on a terminal while a verb imports its packages, which may take seconds.
+_IMPORTING = "importing packages ..."
+
 LAUNCHER = "VOXELFIELD_LAUNCHER"
 """Variable of the number of the process that has started this one as one of several."""
 
@@ -117,6 +120,14 @@ def complain(message: str, status: int) -> int:
     return status
 
 
+def show(text: str) -> None:
+    """Prints a text, of which a reader such as ``head`` may read a part only."""
+    try:
+        print(text, flush=True)  # noqa: T201
+    except OSError:  # for the rest of the text, which Python prints at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _imported(name: str) -> ModuleType:
     """Imports a module without garbage collection; Ctrl-C ends the process immediately.
 
@@ -126,11 +137,15 @@ def _imported(name: str) -> ModuleType:
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     handler = signal.signal(signal.SIGINT, lambda *_: _end()) if in_main_thread else None
+    if drawn := sys.stderr.isatty():
+        print(_IMPORTING, end="\r", file=sys.stderr, flush=True)  # noqa: T201
     collects_garbage = gc.isenabled()
     gc.disable()
     try:
         return importlib.import_module(name)
     finally:
+        if drawn:
+            print(" " * len(_IMPORTING), end="\r", file=sys.stderr, flush=True)  # noqa: T201
         gc.freeze()
         if collects_garbage:
             gc.enable()
@@ -156,7 +171,7 @@ def _end_with_store() -> None:
 
 
 def _end() -> NoReturn:
-    print("stopped", file=sys.stderr, flush=True)  # noqa: T201
+    print("stopped".ljust(sys.stderr.isatty() and len(_IMPORTING)), file=sys.stderr, flush=True)  # noqa: T201
     os._exit(INTERRUPTED)
 
 
@@ -179,7 +194,7 @@ def _run(verb: str, module: ModuleType, arguments: Sequence[str]) -> int:
     only = "This command is run by one process; several of torchrun or srun are refused." if alone else None
     run, add_arguments = getattr(module, f"run_{verb}"), getattr(module, f"add_{verb}_arguments")
     parser = _Parser(prog=f"voxelfield {verb}", description=run.__doc__, epilog=only)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[TerminalHandler()])
     with one_line_records():
         add_arguments(parser)
         try:
@@ -215,6 +230,28 @@ class _OneLineRecord(logging.LogRecord):
     def getMessage(self) -> str:  # noqa: N802 - the name in logging
         message = super().getMessage()
         return one_line(message) if self.name.startswith(_LOGGERS) else message
+
+
+class TerminalHandler(logging.StreamHandler):
+    """Writes records above the bars of tqdm, which are cleared before and drawn again."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a record."""
+        tqdm = sys.modules.get("tqdm")  # without it, there is no bar
+        with contextlib.nullcontext() if tqdm is None else tqdm.tqdm.external_write_mode(self.stream):
+            super().emit(record)
+
+
+class ShortFormatter(logging.Formatter):
+    """Formats records as short lines: the time of day, the level of warnings and errors, and the message."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in logging
+        """Returns the line of a record."""
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        return f"{record.asctime} {level}{record.message}"
 
 
 @contextlib.contextmanager

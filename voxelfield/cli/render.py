@@ -14,7 +14,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 import voxelfield
 from voxelfield.cli.trained import add_run_arguments, number, scene_options
@@ -23,6 +22,7 @@ from voxelfield.datasets.camera_path import read_camera_path
 from voxelfield.devices import AHEAD
 from voxelfield.media.frame_folder import FrameFolder, farthest
 from voxelfield.media.video import FPS_RANGE, LARGEST_SIDE, check_video, write_video
+from voxelfield.progress import size_in_words, tracked
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.paths import PATHS, at_size, path_named
 from voxelfield.rendering.pixels import MIN_VISIBLE_OPACITY
@@ -150,7 +150,8 @@ def run_render(options: argparse.Namespace) -> None:
         shown = options.show or "rgb"
         depths = depth_range(renderer, cameras) if shown == "depth" else (0.5, 1.0)
         write_video(out, (picture(view, shown, depths) for view in views), fps)
-        logger.info("wrote %d frames of %dx%d to %s", len(cameras), cameras.width, cameras.height, out)
+        written = (len(cameras), cameras.width, cameras.height, out, size_in_words(out))
+        logger.info("wrote %d frames of %dx%d to %s (%s)", *written)
     else:
         _write_frames(trained, renderer, cameras, out, options)
 
@@ -247,7 +248,7 @@ def _checked(views: Iterator[View], total: int, *, delay: int = 0) -> Iterator[V
             )
         return float(most) >= MIN_VISIBLE_OPACITY
 
-    for index, view in enumerate(tqdm(views, total=total, unit="frame", disable=None, leave=False)):
+    for index, view in enumerate(tracked(views, "rendering frames", total)):
         unchecked.append((index, view.rgb.isfinite().all(), view.opacity.max()))
         if len(unchecked) > delay:
             visible |= check()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
+import shlex
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,8 +18,9 @@ from typing import Any, ClassVar, NoReturn, cast
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
-from hydra.errors import CompactHydraException
+from hydra.errors import CompactHydraException, HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from hydra.utils import get_original_cwd
@@ -25,7 +28,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from voxelfield import processes
 from voxelfield.cli import launching
-from voxelfield.cli.command import INTERRUPTED, complain, exit_status, one_line_records
+from voxelfield.cli.command import INTERRUPTED, TerminalHandler, complain, exit_status, one_line_records, show
+from voxelfield.cli.train_help import help_text
 from voxelfield.config import parse
 from voxelfield.datasets.loading import configured_scenes, is_path
 from voxelfield.datasets.registry import FoundScene, scene_in, why_no_folder
@@ -33,13 +37,15 @@ from voxelfield.devices import choose_device
 from voxelfield.foundation.extensions import raised_by
 from voxelfield.installed import config_folder
 from voxelfield.interrupt import Interrupt
-from voxelfield.messages import LONGEST_MESSAGE, clipped, error_in_words, one_line
+from voxelfield.messages import LONGEST_MESSAGE, clipped, error_in_words, in_shell, one_line
 from voxelfield.models.training import EmptyFieldError
+from voxelfield.report.record import read_overrides
 from voxelfield.run_directory import RunDirectoryLock
 from voxelfield.runs.train import check_results, train_as_configured
 from voxelfield.settings import RunConfig
-from voxelfield.settings.presets import composition_error, config_name, offer_defaults
+from voxelfield.settings.presets import composition_error, config_name, offer_defaults, preset
 from voxelfield.settings.resolve import AutoTrainer
+from voxelfield.settings.schema import AUTO
 
 logger = logging.getLogger("train")
 
@@ -55,6 +61,7 @@ class _Run:
     """What is settled of the run of this process before Hydra writes into its directory."""
 
     found: FoundScene | None = None
+    resumed: str = ""
     settings: RunConfig | None = None
     lock: RunDirectoryLock | None = None
 
@@ -79,20 +86,24 @@ def _main(arguments: Sequence[str]) -> int:
     overrides: list[str] = []
     for before, text in pairwise(["", *arguments]):
         (options if text.startswith("-") or before in _WITH_VALUE else overrides).append(text)
+    StartRun.run = run = _Run()
+    try:
+        run.resumed = shlex.join(recorded := resumed_overrides(overrides))
+        overrides, run.found = with_scene_folder([*recorded, *overrides])
+    except (ValueError, FileNotFoundError) as error:
+        return complain(str(error), 2)
     devices = [value for key, _, value in (text.lstrip("+").partition("=") for text in overrides) if key == "device"]
     try:
         configuration = config_name(*devices[-1:])
     except ValueError:  # not one device, or it is not there, as the run itself says
         configuration = config_name()
-    StartRun.run = run = _Run()
-    try:
-        overrides, run.found = with_scene_folder(overrides)
-    except (ValueError, FileNotFoundError) as error:
-        return complain(str(error), 2)
     try:
         with one_line_records(), without_tracebacks(), Interrupt(last=True) as interrupt, interrupt.at_once():
-            _run_hydra(configuration, overrides, options)
-    except CompactHydraException as error:
+            if {"-h", "--help"}.isdisjoint(options):
+                _run_hydra(configuration, overrides, options)
+            else:
+                show(help_text(preset(*overrides, name=configuration)))
+    except (CompactHydraException, ValueError) as error:
         return complain(composition_error(error), 2)
     except OSError as error:  # Hydra's, without the name of a file where the disk is full
         return complain(f"the run directory cannot be written to: {error}", 1)
@@ -172,7 +183,7 @@ def _follow(config: DictConfig, directory: str) -> None:
         config.hydra.job_logging = {
             "version": 1,
             "formatters": {"ranked": {"format": f"{launching.describe()}: %(message)s"}},
-            "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "ranked"}},
+            "handlers": {"console": {"class": "voxelfield.cli.command.TerminalHandler", "formatter": "ranked"}},
             # The first process logs the warnings.
             "root": {"level": "ERROR", "handlers": ["console"]},
             "disable_existing_loggers": False,
@@ -190,6 +201,33 @@ def without_tracebacks() -> Iterator[None]:
         yield
     finally:
         threading.excepthook, logging.raiseExceptions = hook, raising
+
+
+def resumed_overrides(overrides: Sequence[str]) -> list[str]:
+    """Returns the overrides of the run from which others resume, without those that are given another value now.
+
+    They do not include losses, which have to be given again. Empty if the run has no record of them, as one of a
+    :class:`voxelfield.Session`; raises ValueError if it is damaged.
+    """
+    given = {"scene" if _is_alone(text) else _key(text): text.partition("=")[2] for text in overrides}
+    if given.get("resume", AUTO) in ("", AUTO):
+        return []
+    try:
+        source = OverridesParser.create().parse_override(f"resume={given['resume']}").value()
+    except HydraException:  # which composing will report
+        return []
+    if source is None:
+        return []
+    folder = Path(str(source))
+    replaced = [f"{key}." for key in (*given, *(["data.root"] if "scene" in given else []))]
+    # Hydra's own settings, which no run records, and losses name code to be called. A folder may be a stranger's.
+    left_out = ("hydra", "losses.", *replaced)
+    recorded = read_overrides(folder if folder.is_dir() else folder.parent) or ()
+    return [text for text in recorded if not f"{_key(text)}.".startswith(left_out)]
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
 
 
 def with_scene_folder(overrides: Sequence[str]) -> tuple[list[str], FoundScene | None]:
@@ -262,6 +300,8 @@ def train(config: DictConfig) -> float | None:
     job = HydraConfig.get()
     choices, sweeps = job.runtime.choices, job.mode == RunMode.MULTIRUN
     logger.info("scene=%s model=%s trainer=%s", choices["scene"], choices["model"], choices["trainer"])
+    if StartRun.run.resumed:
+        logger.info("the settings of the run that is resumed: %s", StartRun.run.resumed)
     on_cpu = job.job.config_name == "train_cpu"
     if on_cpu and (choices["model"], choices["trainer"]) == ("dense", "cpu"):
         logger.info("on a CPU, model=dense and trainer=cpu are the defaults (smaller images, one smaller grid)")
@@ -311,13 +351,28 @@ def train(config: DictConfig) -> float | None:
         if not sweeps:
             fail(diverged, 1)
         logger.error(diverged)
+    elif not sweeps:
+        show(_summary(output, metrics))
     return psnr
+
+
+def _summary(directory: Path, metrics: Mapping[str, Any]) -> str:
+    """Returns a table of the results of a run, and commands to be pasted."""
+    psnr, ssim, seconds = (metrics.get(key, math.nan) for key in ("psnr", "ssim", "train_seconds"))
+    run = in_shell(directory)
+    return f"""
+    PSNR   SSIM  seconds  folder
+{psnr:5.2f} dB  {ssim:.3f}  {seconds:7.1f}  {run}
+
+voxelfield view {run}
+voxelfield export {run} --mesh mesh.glb
+voxelfield report {run}"""
 
 
 def fail(error: str, status: int, cause: BaseException | None = None) -> NoReturn:
     """Ends the run with its error on stderr, where Hydra does not write, and in its log, with a cause's traceback."""
     for handler in logging.getLogger().handlers:
-        if type(handler) is logging.StreamHandler:
+        if isinstance(handler, TerminalHandler):
             handler.setStream(sys.stderr)
             handler.addFilter(lambda record: record.exc_info is None)
     logger.error("%s", clipped(error, LONGEST_MESSAGE))

@@ -20,6 +20,7 @@ from voxelfield.export.registry import options as options_of_formats
 from voxelfield.files import atomic_write
 from voxelfield.installed import MissingPackageError
 from voxelfield.messages import clipped, reason_of
+from voxelfield.progress import size_in_words
 from voxelfield.report.page import write_report
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.run_directory import METRICS, read_metrics, run_path
@@ -133,7 +134,8 @@ def run_report(options: argparse.Namespace) -> None:
     thumbnails = Thumbnails(len(split) if views is None else min(views, len(split)))
     evaluation = trained.evaluate(split, views=views, lpips=False, on_view=thumbnails.add)
     thumbnails.enlarge(trained, split, evaluation)
-    logger.info("wrote %s", write_report(options.run, metrics, trained.config, thumbnails, path=options.out))
+    report = write_report(options.run, metrics, trained.config, thumbnails, path=options.out)
+    logger.info("wrote %s (%s, opens in a browser)", report, size_in_words(report))
 
 
 def add_view_arguments(parser: argparse.ArgumentParser) -> None:

@@ -332,7 +332,7 @@ def _silhouettes(
         def read(index: int) -> Silhouette:
             return Silhouette.of(torch.from_numpy(read_opacity(chosen[index].path, chosen[index].alpha)))
 
-        local = in_threads(read, [index for index, _ in own], "looked at")
+        local = in_threads(read, [index for index, _ in own], "looking at images")
     return split.all_gather(local), cameras
 
 

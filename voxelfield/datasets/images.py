@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import re
-import time
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +25,7 @@ from voxelfield import processes
 from voxelfield.files import HEIC_SUFFIXES, IMAGE_SUFFIXES, open_regular
 from voxelfield.installed import import_optional
 from voxelfield.messages import reason_of
+from voxelfield.progress import tracked
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +42,6 @@ percent of each without a value, and editing them stray pixels; cutting an objec
 # Of Pillow's formats, only these. Others run programs (EPS starts Ghostscript), or depend on how Pillow was built.
 _FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP")
 _FORMAT_NAMES = "PNG, JPEG, WebP, TIFF or BMP"
-
-# Seconds between two log messages about the progress of reading.
-_NEWS_EVERY = 10.0
 
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
 
@@ -350,7 +347,7 @@ def image_size(path: Path) -> Size:
 
 def image_sizes(paths: Sequence[Path]) -> list[Size]:
     """Returns the sizes of several images, as :func:`image_size` does of one."""
-    return in_threads(image_size, paths, "looked at")
+    return in_threads(image_size, paths, "looking at images")
 
 
 def exif_orientation(path: Path) -> int:
@@ -409,24 +406,17 @@ def area_resized(image: Image.Image, size: Size) -> Image.Image:
     return Image.fromarray(np.floor(np.concatenate((rgb, mean_alpha), axis=-1) + 0.5).astype(np.uint8))
 
 
-def in_threads(action: Callable[[_S], _T], items: Sequence[_S], done: str = "read") -> list[_T]:
-    """Returns the results of an action for all items, run in several threads; ``done`` is a participle for the log."""
-    results = []
-    logged = time.monotonic()
+def in_threads(action: Callable[[_S], _T], items: Sequence[_S], doing: str = "reading images") -> list[_T]:
+    """Returns the results of an action for all items, run in several threads, whose progress is displayed."""
     # Pillow releases the GIL while it decodes, so threads are enough and nothing is copied between processes.
     pool = ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1))
     with warnings.catch_warnings():
         # Pillow warns of images of half the size from which on it refuses them, as panoramas are.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         try:
-            for result in pool.map(action, items):
-                results.append(result)
-                if time.monotonic() - logged > _NEWS_EVERY:
-                    logged = time.monotonic()
-                    logger.info("%s %d of %d images", done, len(results), len(items))
+            return list(tracked(pool.map(action, items), doing, len(items)))
         finally:
             pool.shutdown(cancel_futures=True)
-    return results
 
 
 def _decode(path: Path, alpha: Path | None = None) -> Image.Image:

@@ -12,12 +12,12 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from tqdm import tqdm
 
 from voxelfield.devices import Uploads
 from voxelfield.evaluation.metrics import cross_fitted, psnr, ssim
 from voxelfield.files import atomic_write, is_replaceable
 from voxelfield.media.png import BackgroundWriter
+from voxelfield.progress import tracked
 from voxelfield.rendering.pixels import composite_background
 from voxelfield.rendering.render import View
 
@@ -120,7 +120,7 @@ def evaluate_split(
         environment: Whether views show an environment and not ``background``, so that a fitted exposure applies to all
             of their pixels.
         on_view: Called with each view; they should not synchronise with the device.
-        progress: Show a progress bar if the standard error stream is a terminal.
+        progress: Display how many views are done.
 
     Raises:
         ValueError: A rendered image has another size than its ground truth.
@@ -131,9 +131,7 @@ def evaluate_split(
     names: list[str] = []
     scores: list[torch.Tensor] = []
     figures: dict[str, torch.Tensor] = {}
-    # tqdm takes None as "only on a terminal"
-    bar = {"desc": "evaluate", "unit": "view", "leave": False, "disable": not progress or None}
-    for index in tqdm(range(len(split)) if views is None else views, **bar):
+    for index in tracked(range(len(split)) if views is None else views, "evaluating views", silent=not progress):
         with torch.no_grad():
             name, view = split.names[index], render_view(cameras, index)
             device, rgb, counted = view.rgb.device, view.rgb.clamp(0, 1), split.mask(index)

@@ -16,6 +16,7 @@ from voxelfield.fields.field import grid_of
 from voxelfield.foundation.checks import check_at_least_one
 from voxelfield.grids.boxes import Box, box_extent, cell_indices, parse_box
 from voxelfield.models.model import Model
+from voxelfield.progress import tracked
 from voxelfield.rendering.occupancy import occupied_points
 
 SLAB = 16  # layers of cells that are extracted at once
@@ -25,13 +26,14 @@ RESOLUTION = Option("resolution", "cells along the longest edge (default: one pe
 BOX = Option("box", "contents of the K-th nested box, at its voxel size (default: 1, the smallest)", Count, "K")
 
 
-def in_chunks(function: Callable[..., Tensor], *rows: Tensor, evaluations: int = 1) -> Tensor:
+def in_chunks(function: Callable[..., Tensor], *rows: Tensor, evaluations: int = 1, doing: str = "") -> Tensor:
     """Applies a function to some of the rows (M, ...) at once, to bound memory, and joins its results.
 
-    A row costs as much memory as ``evaluations`` of a field.
+    A row costs as much memory as ``evaluations`` of a field. The progress of what is named ``doing`` is displayed.
     """
     size = max(CHUNK // evaluations, 1)
-    return torch.cat([function(*parts) for parts in zip(*(each.split(size) for each in rows), strict=True)])
+    chunks = list(zip(*(each.split(size) for each in rows), strict=True))
+    return torch.cat([function(*parts) for parts in tracked(chunks, doing, silent=not doing)])
 
 
 def check_finite_values(name: str, values: Tensor) -> None:

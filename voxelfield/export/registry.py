@@ -20,6 +20,7 @@ from voxelfield.datasets.scene import Scene
 from voxelfield.files import check_suffix
 from voxelfield.foundation.extensions import announced_objects, own_objects
 from voxelfield.models.model import Model
+from voxelfield.progress import size_in_words
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.trained.trained_model import TrainedModel
 
@@ -107,6 +108,7 @@ class ExportFormat:
         write: Called with the path, the source and the options that were given, by name; writes the file, and returns
             what it has written, for the log, such as ``"9 cameras"``.
         suffixes: Suffixes of its files; none for a folder.
+        opens: What opens its files, for the log, such as ``Blender``.
         options: Its options. Several formats may have an option of the same name, if it takes the same values.
         check: Called with the path and the given options, by name, before the run is loaded; raises ValueError if they
             do not fit together.
@@ -118,6 +120,7 @@ class ExportFormat:
     help: str
     write: Callable[..., str]
     suffixes: Sequence[str] = ()
+    opens: str = ""
     options: Sequence[Option] = ()
     check: Callable[[Path, Mapping[str, Any]], None] = lambda path, given: None
     check_source: Callable[[ExportSource], None] = lambda source: None
@@ -226,6 +229,8 @@ def export(
         each.check_source(source)
     for name, each in chosen.items():
         own = {option.name: given[option.name] for option in each.options if option.name in given}
-        logger.info("wrote %s to %s", each.write(paths[name], source, **own), paths[name])
+        written, path = each.write(paths[name], source, **own), paths[name]
+        size, opens = size_in_words(path), each.opens and f", opens in {each.opens}"
+        logger.info("wrote %s to %s (%s%s)", written, path, size, opens)
     if any(run.config.scene.origin or ()):
         logger.info("positions in files but those of cameras are relative to %s", run.config.scene.origin)

@@ -23,6 +23,7 @@ from voxelfield.foundation.checks import check_at_least_one, check_not_negative
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.models.model import Model
 from voxelfield.ops.ray_sums import exclusive_sum
+from voxelfield.progress import tracked
 from voxelfield.rendering.cameras import Cameras, check_not_empty
 from voxelfield.rendering.render import render
 from voxelfield.rendering.rigid import quaternions
@@ -147,7 +148,7 @@ def _visible_light(model: Model, cameras: Cameras, rays: int) -> Iterator[_Light
     if stride < 1:
         cameras = cameras.enlarged(round(1 / stride))
     every = max(1, round(stride))
-    for camera in range(len(cameras)):
+    for camera in tracked(range(len(cameras)), "rendering views"):
         found = []
         for cast in cameras.image_chunks(camera, field.aabb, _CHUNK, every):
             seen = render(field, cast, model.occupancy, settings)
@@ -292,7 +293,7 @@ def fit_splats(splats: Splats, voxels: Tensor, model: Model, cameras: Cameras, s
     def current() -> Splats:
         return Splats(splats.means + voxels[:, None] * learned[0], *learned[1:])
 
-    for _ in range(steps):
+    for _ in tracked(range(steps), "fitting step"):
         camera = _random_window(cameras, random)
         background = torch.rand(3, generator=random).to(device)
         with torch.no_grad():
@@ -334,6 +335,7 @@ def _write(path: Path, source: ExportSource, **options: int) -> str:
 SPLATS = ExportFormat(
     name="splats",
     help="3D Gaussians of everything that training cameras see: ply or spz; needs the scene",
+    opens="https://superspl.at/editor",
     write=_write,
     suffixes=SPLAT_SUFFIXES,
     options=(

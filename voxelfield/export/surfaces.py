@@ -20,6 +20,7 @@ from voxelfield.export.lattice import CHUNK, SLAB, Lattice, in_chunks, occupied_
 from voxelfield.export.mesh_file import mesh_package
 from voxelfield.fields.field import Field, colors_at
 from voxelfield.models.model import Model
+from voxelfield.progress import tracked
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid, occupied_density
 from voxelfield.rendering.rays import Rays
@@ -85,12 +86,13 @@ def fused_surface(model: Model, cameras: Cameras, truncation: float) -> Surface:
     occupancy = model.occupancy
     wide = OccupancyGrid(tuple(occupancy.occupied.shape), occupancy.aabb).to(occupancy.aabb.device)
     wide.occupied.copy_(F.max_pool3d(occupancy.occupied[None].float(), 3, stride=1, padding=1)[0] > 0)
-    maps = [_depth_map(model, cameras, view) for view in range(len(cameras))]
+    maps = [_depth_map(model, cameras, view) for view in tracked(range(len(cameras)), "rendering depth maps")]
 
     def inwards(points: Tensor) -> Tensor:
         total = torch.zeros(len(points), device=points.device)
         count = torch.zeros_like(total)
-        for pose, intrinsics, depths in zip(cameras.c2w, cameras.intrinsics, maps, strict=True):
+        views = list(zip(cameras.c2w, cameras.intrinsics, maps, strict=True))
+        for pose, intrinsics, depths in tracked(views, "fusing views"):
             distance, seen = _distance(points, pose, intrinsics, depths, truncation)
             total += torch.where(seen, distance, 0)
             count += seen
@@ -178,7 +180,7 @@ def surface_normals(surface: Surface, points: Tensor, step: float) -> Tensor:
         values = surface.function(ends.view(-1, 3)).view(3, 2, -1)
         return F.normalize((values[:, 1] - values[:, 0]).nan_to_num(0.0), dim=0).T
 
-    return in_chunks(normals, points, evaluations=6)
+    return in_chunks(normals, points, evaluations=6, doing="computing normals")
 
 
 @torch.no_grad()
@@ -195,7 +197,7 @@ def surface_colors(field: Field, points: Tensor, normals: Tensor) -> Tensor:
         rgb = colors_at(field, part.repeat_interleave(count, dim=0), views.reshape(-1, 3))
         return rgb.view(-1, count, 3).mean(dim=1).clamp(0, 1)
 
-    return in_chunks(means, points, normals, evaluations=count)
+    return in_chunks(means, points, normals, evaluations=count, doing="computing colours")
 
 
 def _directions_around(normals: Tensor) -> Tensor:
@@ -247,7 +249,7 @@ def extract_surface(surface: Surface, lattice: Lattice) -> tuple[Tensor, Tensor]
     bounds = [0, *range(SLAB + 1, lattice.shape[0], SLAB), lattice.shape[0]]
     edges, triangles, vertices = [], [], []
     last, count = torch.zeros(0, *lattice.shape[1:]), 0
-    for start, stop in pairwise(bounds):
+    for start, stop in tracked(list(pairwise(bounds)), "extracting the surface"):
         values = torch.cat((last, _evaluate(surface, lattice, occupied(start, stop), start)))
         first = start - len(last)
         last = values[-1:]

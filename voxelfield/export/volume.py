@@ -16,6 +16,7 @@ from voxelfield.fields.field import colors_at
 from voxelfield.files import atomic_path, check_suffix
 from voxelfield.media.png import BackgroundWriter
 from voxelfield.models.model import Model
+from voxelfield.progress import tracked
 from voxelfield.rendering.pixels import to_uint8
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ def save_volume(path: Path | str, model: Model, *, resolution: int | None = None
                 shape = (*lattice.shape, *empty.shape)
                 head = {"descr": empty.numpy().dtype.str, "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(array, head)
-                for number in range(lattice.shape[0]):
+                for number in tracked(range(lattice.shape[0]), f"writing {name}"):
                     inside = occupied(number, number + 1).view(-1)
                     layer = empty.to(inside.device).repeat(len(inside), *[1] * empty.dim())
                     points = lattice.layer_positions(inside.nonzero()[:, 0], number)
@@ -96,6 +97,7 @@ def _write(path: Path, source: ExportSource, **options: int) -> str:
 VOLUME = ExportFormat(
     name="volume",
     help="density and colour on a lattice: npz",
+    opens="numpy.load",
     write=_write,
     suffixes=(".npz",),
     options=(RESOLUTION, BOX),
@@ -117,6 +119,7 @@ def _write_environment(path: Path, source: ExportSource) -> str:
 ENVIRONMENT = ExportFormat(
     name="environment",
     help="a panorama of what lies beyond the field, of a run with model.environment=map: png",
+    opens="any image viewer",
     write=_write_environment,
     suffixes=(".png",),
     check_source=_check_environment,

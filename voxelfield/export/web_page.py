@@ -257,6 +257,7 @@ def _write(folder: Path, source: ExportSource) -> str:
 WEB = ExportFormat(
     name="web",
     help="a web page that draws the field, for fields with deferred shading; needs the scene",
+    opens="a browser",
     write=_write,
     check_source=lambda source: check_drawable(source.run.field),
 )

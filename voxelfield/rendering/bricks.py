@@ -14,6 +14,7 @@ from voxelfield.fields.decoders import DeferredMLPDecoder
 from voxelfield.fields.field import RadianceField, single_samples
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.sparse_grid import BLOCK_CELLS, BLOCK_VERTICES, SparseGrid, overlapping_sums
+from voxelfield.progress import tracked
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import MIN_OPACITY
 
@@ -81,7 +82,8 @@ def bake(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VO
 
     def emitted(blocks: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Yields positions (M, 3) of vertices of blocks, their atlas rows (M,), densities (M,) and values (M, V)."""
-        for vertices, rows in lattice.vertices(blocks, _BLOCKS_AT_ONCE):
+        parts = lattice.vertices(blocks, _BLOCKS_AT_ONCE)
+        for vertices, rows in tracked(parts, "baking", -(-len(blocks) // _BLOCKS_AT_ONCE)):
             positions = (low + voxel * vertices.view(-1, 3)).float()
             yield positions, rows.view(-1), *field.sample(single_samples(positions), torch.zeros_like(positions))
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.foundation.checks import check_tensor
+from voxelfield.progress import tracked
 from voxelfield.rendering.cameras import Cameras, pixels_of_rays
 
 # Largest angle above or below the horizon, radians, at which panoramas carve. Near their poles, a cell is as wide as
@@ -45,7 +46,8 @@ def visual_hull(alpha: Tensor, cameras: Cameras, aabb: Tensor, resolution: tuple
         for low, high, cells in zip(*aabb, resolution, strict=True)
     ]
     allowed = torch.ones(resolution, dtype=torch.bool, device=aabb.device)
-    for index, reach in enumerate(_reaches(cameras.to("cpu"), aabb.cpu(), resolution)):
+    reaches = _reaches(cameras.to("cpu"), aabb.cpu(), resolution)
+    for index, reach in enumerate(tracked(reaches, "carving empty space")):
         width, height = cameras.size(index)
         image = alpha[index, :height, :width]
         if 2 * reach >= min(width, height) or bool(image.all()):

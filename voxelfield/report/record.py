@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import yaml
 
 from voxelfield.files import open_regular, read_regular
+from voxelfield.messages import in_shell
 from voxelfield.report.thumbnails import ViewPictures
 from voxelfield.run_directory import EVENTS, METRICS, VIDEO
 from voxelfield.settings import RunConfig
@@ -105,8 +106,7 @@ def _read_events(directory: Path) -> tuple[dict[str, Curve], tuple[str, ...]]:
 
 
 def _commands(directory: Path) -> Iterator[tuple[str, str]]:
-    whole, here = directory.resolve(), Path.cwd()
-    run = shlex.quote(str(whole.relative_to(here) if whole.is_relative_to(here) else directory))
+    run = in_shell(directory)
     yield "Look at the field in a browser", f"voxelfield view {run}"
     yield "Render another video", f"voxelfield render {run} --out video.mp4"
     yield "Export a mesh, and other formats (--help)", f"voxelfield export {run} --mesh mesh.glb"

@@ -32,7 +32,8 @@ from voxelfield.evaluation.evaluation import (
 from voxelfield.installed import VERSION, MissingPackageError
 from voxelfield.media.png import BackgroundWriter
 from voxelfield.media.video import write_video
-from voxelfield.messages import clipped
+from voxelfield.messages import clipped, in_shell
+from voxelfield.progress import size_in_words, tracked
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.paths import at_size, path_named
 from voxelfield.report.page import write_report
@@ -233,7 +234,8 @@ def finish(
     session.records.close()
     if options.report and processes.is_first():
         with results.writing(REPORT):
-            logger.info("the report is in %s", write_report(run_directory, metrics, trained.config, thumbnails))
+            report = write_report(run_directory, metrics, trained.config, thumbnails)
+            logger.info("the report is %s (%s, opens in a browser)", in_shell(report), size_in_words(report))
     if unsaved is not None:
         raise unsaved
     results.check()
@@ -276,7 +278,8 @@ def _write_video(trained: TrainedModel, cameras: Cameras, results: _Results) -> 
     frames = (frame for first, view in views for frame in processes.gather_to_first(view.rgb)[: len(cameras) - first])
     if processes.is_first():
         with results.writing(VIDEO):
-            write_video(results.directory / VIDEO, frames, min(len(cameras) / _VIDEO_SECONDS, _VIDEO_FPS))
+            drawn = tracked(frames, "rendering frames", len(cameras))
+            write_video(results.directory / VIDEO, drawn, min(len(cameras) / _VIDEO_SECONDS, _VIDEO_FPS))
     if processes.count() > 1:
         for _ in frames:  # to the end also after an error, because the other processes wait for each of them
             pass

@@ -26,6 +26,7 @@ from voxelfield.evaluation.evaluation import check_pictures, evaluate_split
 from voxelfield.evaluation.metrics import WINDOW, check_lpips
 from voxelfield.files import IMAGE_SUFFIXES
 from voxelfield.interrupt import Interrupt, Interrupted
+from voxelfield.messages import in_shell
 from voxelfield.models.component import named_losses
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
@@ -206,6 +207,7 @@ def _begin(
     if settings.trainer.evaluation.save_images:
         check_pictures("hydra.run.dir", run_directory / evaluated, split.names)
     timing.end("load")
+    logger.info("building the field")
     on_step = None if viewer is None else viewer.after_step
     chosen = settings if resumed is None else resumed[2]
     session = Session(scene, resolve(chosen, scene, warp), output=lock or run_directory, on_step=on_step)
@@ -215,7 +217,7 @@ def _begin(
             # Checkpoints of later steps are damaged, or the user chose to go back: training now takes another course.
             older = [file for file in checkpoints(run_directory) if checkpoint_step(file) <= checkpoint["step"]]
             session.restore(checkpoint, path=path, replaced=older if in_place else ())
-        logger.info("resumed at step %d from %s", session.step, path)
+        logger.info("resumed at step %d from %s", session.step, in_shell(path))
     if lock is None:  # the first process writes
         return session
     # Not earlier, so that a run that is rejected creates neither a file nor its directory.
@@ -231,7 +233,9 @@ def _begin(
 
 def _how_to_go_on(session: Session) -> str:
     path = session.checkpoint
-    return "there is no checkpoint to continue from" if path is None else f"continue with resume={path}"
+    if path is None:
+        return "there is no checkpoint to continue from"
+    return f"continue with: voxelfield train resume={in_shell(path)}"
 
 
 def load_to_resume(

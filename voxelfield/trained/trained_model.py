@@ -177,7 +177,7 @@ class TrainedModel:
             images: Folder to which the rendered views are written as PNG; None writes none.
             lpips: Whether to compute LPIPS too; None for the value of ``trainer.evaluation.lpips``.
             on_view: Called with each view (:data:`voxelfield.evaluation.evaluation.OnView`).
-            progress: Show a progress bar if the standard error stream is a terminal.
+            progress: Display how many views are done.
             backend: As for :meth:`renderer`; None for the fastest one.
 
         Raises:
@@ -261,7 +261,7 @@ class TrainedModel:
                     fit_exposure=self.exposures is not None or tones is not None,
                     environment=self.model.environment is not None,
                     on_view=called,
-                    progress=progress and processes.is_first(),
+                    progress=progress,
                 )
 
         parts = processes.gather_results(evaluate_local)

@@ -1,19 +1,16 @@
-"""Recording of a run, in TensorBoard or anywhere else, and display of its progress."""
+"""Recording of a run, in TensorBoard or anywhere else."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import logging
-import sys
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import torch
-from tqdm import tqdm
 
 from voxelfield.installed import MissingPackageError
 from voxelfield.rendering.pixels import to_uint8
@@ -213,68 +210,3 @@ def _cell(value: Any) -> int | float | str:
     with contextlib.suppress(TypeError, ValueError):  # of a text, as on a command line
         return float(value)
     return str(value)
-
-
-class Progress:
-    """Progress of a run: step, PSNR, rays per second, time left.
-
-    If standard error is a terminal, it draws a tqdm bar; elsewhere (batch systems, log files) it logs a line now and
-    then instead of printing control characters. Between displays, :meth:`update` only reads a clock, so it may be
-    called every step. ``silent`` is for all processes but the first.
-    """
-
-    def __init__(self, total: int, initial: int = 0, *, silent: bool = False) -> None:
-        terminal = sys.stderr.isatty() and not silent
-        # The interval between displays is limited here, so that PSNR is read from the device only when it is displayed.
-        self._interval = 0.5 if terminal else 10.0
-        self._silent, self._total = silent, total
-        self._first = self._step = initial
-        self._started = self._shown = time.monotonic()
-        self._rays = 0
-        form = "{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}"
-        options: dict[str, Any] = {"dynamic_ncols": True, "mininterval": 0, "miniters": 1, "bar_format": form}
-        self._bar: tqdm[NoReturn] = tqdm(total=total, initial=initial, desc="train", disable=not terminal, **options)
-
-    def update(self, step: int, *, psnr: Callable[[], float], rays: int = 0) -> None:
-        """Reports that a step is done; displays it if a display is due or it is the last step.
-
-        Args:
-            step: Steps done so far, including earlier runs.
-            psnr: Returns the training PSNR in dB; called only when it is displayed, because it may synchronise.
-            rays: Rays rendered since the previous call.
-        """
-        self._step = step
-        self._rays += rays
-        now = time.monotonic()
-        elapsed = now - self._shown
-        if self._silent or (elapsed < self._interval and step < self._total):
-            return
-        fields = [f"PSNR {psnr():.2f} dB"]
-        if self._rays and elapsed > 0:
-            fields.append(f"{tqdm.format_sizeof(self._rays / elapsed)} rays/s")
-        seconds_per_step = (now - self._started) / (step - self._first)
-        fields.append(f"ETA {tqdm.format_interval(seconds_per_step * (self._total - step))}")
-        if self._bar.disable:
-            logger.info("step %d/%d (%.0f %%), %s", step, self._total, 100 * step / self._total, ", ".join(fields))
-        else:
-            self._bar.set_postfix_str(", ".join(fields), refresh=False)
-            self._bar.update(step - self._bar.n)
-        # Read again, because computing the PSNR may have taken time.
-        self._shown = time.monotonic()
-        self._rays = 0
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stops the clock and hides the bar during a block, such as an evaluation between steps."""
-        began = time.monotonic()
-        self._bar.clear()
-        yield
-        pause = time.monotonic() - began
-        self._started += pause
-        self._shown += pause
-        self._bar.refresh()
-
-    def close(self) -> None:
-        """Finishes the bar, leaving its last state on the screen."""
-        self._bar.update(self._step - self._bar.n)
-        self._bar.close()

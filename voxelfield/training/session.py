@@ -27,6 +27,7 @@ from voxelfield.models.component import Component, Kind, Loss, find_component, n
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.pixel_sampler import Images
 from voxelfield.models.training import MemoryEstimate
+from voxelfield.progress import NotebookPicture, Progress, in_notebook
 from voxelfield.rendering.march import Sampler, visible_samples
 from voxelfield.rendering.pixels import composite_background
 from voxelfield.rendering.renderer import FieldRenderer
@@ -36,7 +37,7 @@ from voxelfield.settings import CameraConfig, OptimizerConfig, RunConfig, Traine
 from voxelfield.settings.resolve import resolve_arguments
 from voxelfield.trained.trained_model import TrainedModel, outlined_model
 from voxelfield.training.checkpoints import Checkpoints, agreement
-from voxelfield.training.logs import FailsafeLogger, NullLogger, Progress, RunLogger
+from voxelfield.training.logs import FailsafeLogger, NullLogger, RunLogger
 from voxelfield.training.memory import check_memory, estimate_memory, explain_shortage, place_of_images
 from voxelfield.training.state import TrainingState
 from voxelfield.warps.choice import WarpConfig
@@ -206,6 +207,8 @@ class Session:
     def fit(self, *, wait: bool = True) -> bool:
         """Trains up to the configured number of steps. Ctrl-C, SIGTERM or SIGHUP stops training after the current step.
 
+        In a notebook, a picture of the field stands below the cell, and sharpens.
+
         Args:
             wait: Return only when the last checkpoint is on disk. If False, it is copied and written in the background,
                 and :meth:`wait` must be called before the field is changed and before the program ends.
@@ -258,19 +261,20 @@ class Session:
     def _train(self, wait: bool) -> Iterator[Batch]:
         """Takes the remaining steps with records, previews and checkpoints; yields the batch of each step."""
         config, state = self.config.trainer, self._state
+        picture = NotebookPicture() if in_notebook() and processes.count() == 1 else None
         state.clock.start()
         with (
             Interrupt() as interrupt,
             explain_shortage(self.estimate_memory, self.device),
             self._checkpoints.locked_output(wait),
-            contextlib.closing(Progress(config.steps, self.step, silent=not processes.is_first())) as progress,
+            contextlib.closing(Progress("step", config.steps, self.step)) as progress,
         ):
             with contextlib.suppress(GeneratorExit):
                 while self.step < config.steps and not interrupt.requested_by_any(self.step, self.device):
                     # With a limited capacity, only the device knows how many rays fit.
                     rays = state.training_step.rays if state.training_step.capacity is None else 0
                     batch = self._advance()
-                    progress.update(self.step, psnr=state.training_step.psnr, rays=rays)
+                    progress.update(self.step, note=lambda: f"PSNR {state.training_step.psnr():.2f} dB", rays=rays)
                     self._record_if_due()
                     if _due(self.step, config.preview_every, config.steps):
                         with state.clock.paused(), progress.paused():
@@ -279,10 +283,15 @@ class Session:
                     if self.step < config.steps and _due(self.step, config.checkpoint_every, config.steps):
                         with state.clock.paused(), progress.paused():
                             self._checkpoints.save(state, optional=config.checkpoint_errors == "continue")
+                    if picture is not None and picture.due:
+                        with state.clock.paused(), progress.paused():
+                            picture.show(lambda: self.result().overview(240))
                     yield batch
             if self.step >= config.steps:
                 state.finish()
             state.clock.read()
+            if picture is not None:
+                picture.show(lambda: self.result().overview(240))
             # No CUDA graph is captured from here on, so another thread may use the device.
             state.materialize()
             self._checkpoints.save(state, settled=True)
@@ -291,7 +300,8 @@ class Session:
         """Takes one step."""
         if self._state.prepare_step():
             grid = self.model.grid
-            _logger.info("step %d: grid %d x %d x %d over %s", self.step, *grid.resolution, grid.aabb.tolist())
+            box = " to ".join("({:.3g}, {:.3g}, {:.3g})".format(*corner) for corner in grid.aabb.tolist())
+            _logger.info("step %d: grid %d x %d x %d over %s", self.step, *grid.resolution, box)
             vertices = sum(level[..., 0].numel() for level in grid.levels[: grid.active])
             values = {"stage/resolution": self.model.resolution, "stage/vertices": vertices}
             self.records.scalars(self.step, values)
@@ -356,7 +366,7 @@ class Session:
             split: Name of the split.
             views: Number of views to evaluate, spread evenly; None for all.
             images: Folder to which the rendered views are written as PNG; None writes none.
-            progress: Show a progress bar if the standard error stream is a terminal.
+            progress: Display how many views are done.
 
         Raises:
             ValueError: The scene has no such split, or ``views`` is below 1.
