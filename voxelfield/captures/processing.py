@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from tqdm import tqdm
 
 from voxelfield.captures.photographs import copy_photographs, extract_frames, photographs_in
 from voxelfield.datasets.images import Size, image_files, image_size
@@ -24,6 +23,7 @@ from voxelfield.datasets.lenses import CAMERA_MODELS
 from voxelfield.files import IMAGE_SUFFIXES, read_json_object
 from voxelfield.installed import MissingPackageError, import_optional
 from voxelfield.messages import printable
+from voxelfield.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,8 @@ OUTPUTS = ("images", "sparse", REPORT)
 
 _OLDEST_MAJOR = 4
 _COUNT_EVERY = 0.5  # seconds
+# How far apart photographs of a sequence are that COLMAP compares by default.
+_SEQUENTIAL = (*range(1, 11), *(2**power for power in range(4, 10)))
 _NO_DIRECTION = 0.3  # length of a mean direction below which photographs disagree too much to have one
 
 Matching = Literal["exhaustive", "sequential"]
@@ -220,17 +222,26 @@ def _reconstruct(folder: Path, camera_model: str, matching: Matching, camera_per
     pycolmap.logging.minloglevel = pycolmap.logging.ERROR.value
     with pycolmap.Database.open(database) as rows:
         logger.info("finding features of %d photographs ...", len(names))
-        with _counting(rows.num_images, len(names), " photographs"):
+        with _counting(rows.num_images, "finding features", len(names)):
             for group in sizes.values():
                 pycolmap.extract_features(database, images, group, mode, reader_options=reader)
         logger.info("%s matching ...", matching)
-        pairs = len(names) * (len(names) - 1) // 2 if matching == "exhaustive" else None
-        with _counting(rows.num_matched_image_pairs, pairs, " pairs"):
+        apart = range(1, len(names)) if matching == "exhaustive" else _SEQUENTIAL
+        pairs = sum(max(0, len(names) - distance) for distance in apart)
+        with _counting(rows.num_matched_image_pairs, "matching pairs", pairs):
             (pycolmap.match_exhaustive if matching == "exhaustive" else pycolmap.match_sequential)(database)
     logger.info("finding poses and points ...")
-    with tqdm(total=len(names), unit=" photographs", disable=None, leave=False) as bar:
-        # Each model begins with two.
-        callbacks = {"initial_image_pair_callback": lambda: bar.update(2 - bar.n), "next_image_callback": bar.update}
+    with contextlib.closing(Progress("registering photographs", len(names))) as progress:
+        registered_so_far = 0
+
+        def register(count: int) -> None:
+            nonlocal registered_so_far
+            progress.update(registered_so_far := count)
+
+        callbacks = {
+            "initial_image_pair_callback": lambda: register(2),  # of each model
+            "next_image_callback": lambda: register(registered_so_far + 1),
+        }
         found = pycolmap.incremental_mapping(database, images, work, **callbacks)
     models = sorted(found.values(), key=lambda each: each.num_reg_images(), reverse=True)
     if not models:
@@ -264,16 +275,16 @@ def _reconstruct(folder: Path, camera_model: str, matching: Matching, camera_per
 
 
 @contextlib.contextmanager
-def _counting(count: Callable[[], int], total: int | None, unit: str) -> Iterator[None]:
-    """Shows on a progress bar, while a block runs in COLMAP, what it has written to its database so far."""
+def _counting(count: Callable[[], int], name: str, total: int) -> Iterator[None]:
+    """Displays the progress of a block that runs in COLMAP: what it has written to its database so far."""
     ended = threading.Event()
 
     def follow() -> None:
         with contextlib.suppress(Exception):  # the count is not worth an error
             while not ended.wait(_COUNT_EVERY):
-                bar.update(count() - bar.n)
+                progress.update(count())
 
-    with tqdm(total=total, unit=unit, disable=None, leave=False) as bar:
+    with contextlib.closing(Progress(name, total)) as progress:
         follower = threading.Thread(target=follow, daemon=True)
         follower.start()
         try:
