@@ -238,11 +238,13 @@ def _reconstruct(folder: Path, camera_model: str, matching: Matching, camera_per
             nonlocal registered_so_far
             progress.update(registered_so_far := count)
 
-        callbacks = {
-            "initial_image_pair_callback": lambda: register(2),  # of each model
-            "next_image_callback": lambda: register(registered_so_far + 1),
-        }
-        found = pycolmap.incremental_mapping(database, images, work, **callbacks)
+        found = pycolmap.incremental_mapping(
+            database,
+            images,
+            work,
+            initial_image_pair_callback=lambda: register(2),  # of each model
+            next_image_callback=lambda: register(registered_so_far + 1),
+        )
     models = sorted(found.values(), key=lambda each: each.num_reg_images(), reverse=True)
     if not models:
         raise ValueError(
