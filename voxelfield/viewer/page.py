@@ -55,10 +55,7 @@ MOST_WAITING = 32  # uses of controls that wait for their turn; further ones are
 _SECONDS_BETWEEN_FILES = 1.0
 _SECONDS_BETWEEN_STATUS = 0.5
 
-_KEYS = (
-    "**Drag** to orbit, **right-drag** to move sideways, **scroll** to come closer, **W A S D** to fly level, "
-    "**Q** and **E** down and up, **arrow keys** to turn."
-)
+_KEYS = "Drag orbits, right-drag moves sideways, scroll comes closer; W A S D, Q and E fly, and the arrow keys turn."
 _COLORS = "Frusta are blue for training photographs, orange for those of the test, and red for key cameras of the path."
 _EMPTY = "Only the background is visible: the field is empty, or the camera looks elsewhere."
 
@@ -269,7 +266,6 @@ class ViewerPage:
 
         if client.camera.aspect < 1:  # a phone held upright
             client.camera.fov = self.home.fitted(client.camera.aspect).fov
-            client.gui.main_panel.minimize()
         client.camera.on_update(moved)
         self.request(client)
 
@@ -303,8 +299,7 @@ class ViewPanel:
         self.rows = gui.add_slider("Rows at rest", 100, 2160, 20, 800, hint=rest)
         self.rate = gui.add_slider("Frames/s", 1, 120, 1, rate, hint=moving)
         self.status = gui.add_markdown("Waiting for the first picture.")
-        self.home = gui.add_button("Home", icon="home", hint="Returns to the initial view.")
-        gui.add_markdown(_KEYS)
+        self.home = gui.add_button("Home", icon="home", hint=f"Returns to the initial view. {_KEYS}")
         for control in (self.mode, self.rows, self.rate):
             control.on_update(page.callback(lambda _: self._change()))
         self.fov.on_update(page.callback(self._widen))
