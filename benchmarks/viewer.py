@@ -32,8 +32,9 @@ import zstandard
 from PIL import Image
 
 from voxelfield.cli.trained import run_view
+from voxelfield.rendering.viewpoints import Viewpoint
 from voxelfield.viewer.page import ViewerPage
-from voxelfield.viewer.pictures import Viewpoint, wxyz_of
+from voxelfield.viewer.pictures import wxyz_of
 
 _MESSAGES_PER_SECOND = 240
 _WARM_UP_SECONDS = 3.0

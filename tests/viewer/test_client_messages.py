@@ -55,8 +55,8 @@ def test_every_control_has_limits(page):
     plain = [control for control in controls(page).values() if isinstance(control.value, bool)]
     chosen = [control for control in controls(page).values() if hasattr(control, "options")]
     numeric = [control for control in controls(page).values() if hasattr(control, "min")]
-    # One more shows a command.
-    assert len(plain) + len(chosen) + len(numeric) + 1 == len(controls(page)) > 10
+    # Two more show a command and a progress.
+    assert len(plain) + len(chosen) + len(numeric) + 2 == len(controls(page)) > 10
     for control in numeric:
         for sent, end in ((1e300, control.max), (-1e300, control.min)):
             if isinstance(control.value, tuple):
@@ -80,7 +80,7 @@ def test_values_out_of_range_are_moved_into_it(page, client):
         (view.rate, 0, 1),
         (path.seconds, 1e300, 3600.0),
         (path.fps, -3, 1),
-        (path.size, [1e29, -1], (8192.0, 16.0)),
+        (path.size, [1e29, -1], (3840.0, 16.0)),
     ):
         client.set(control, sent)
         eventually(lambda control=control, taken=taken: control.value == taken)
@@ -171,6 +171,7 @@ def test_a_client_sets_values_and_nothing_else(page, client, updates):
 
 def test_what_is_disabled_or_gone_is_not_heard(page, client):
     client.set(page.path.export, True)  # without key cameras
+    client.set(page.path.progress, 5.0)
     client.send("GuiUpdateMessage", uuid="gone", updates={"value": 1})
     client.set(page.view.rate, 7)
     eventually(lambda: page.worker.frames_per_second == 7)
@@ -182,11 +183,11 @@ def test_callbacks_run_one_after_another(page, client, monkeypatch):
     inside, most = [], []
     original = page.path.change
 
-    def slow(keys):
+    def slow(*keys):
         inside.append(None)
         most.append(len(inside))
         time.sleep(0.05)
-        original(keys)
+        original(*keys)
         inside.pop()
 
     monkeypatch.setattr(page.path, "change", slow)

@@ -16,8 +16,9 @@ from voxelfield.captures.capture import thumbnail
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.pixels import to_uint8
-from voxelfield.rendering.view_pictures import depth_colors
-from voxelfield.viewer.pictures import MODES, Painter, PictureRequest, Viewpoint, content_box, viewpoint_of
+from voxelfield.rendering.view_pictures import PICTURES, depth_colors
+from voxelfield.rendering.viewpoints import Viewpoint, viewpoint_of
+from voxelfield.viewer.pictures import Painter, PictureRequest, content_box
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 
@@ -74,7 +75,7 @@ def test_thumbnails_keep_the_aspect():
     assert thumbnail(tall, 10, (255, 0, 0)).size == (5, 10)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", PICTURES)
 def test_bands_make_up_the_whole_picture(painter, viewpoint, mode):
     request = PictureRequest(viewpoint, mode, 30, 24)
     whole = painter.picture(request)
@@ -84,29 +85,20 @@ def test_bands_make_up_the_whole_picture(painter, viewpoint, mode):
     assert (together.int() - whole.int()).abs().max() <= 1
 
 
-def test_depth_is_coloured_from_near_to_far(painter, viewpoint):
-    run = trained_run()
-    view = run.render(viewpoint.cameras(SIZE, SIZE))
-    low, high = run.occupancy.bounds()
-    camera = viewpoint.matrix[:3, 3]
-    near, far = (camera - camera.clamp(low, high)).norm(), torch.maximum((camera - low).abs(), (camera - high).abs())
-    assert near > 0.25 * (high - low).norm(), "the camera is far enough outside for the box to decide"
-    expected = to_uint8(depth_colors(view.depth, view.opacity, (float(near), float(far.norm()))))
+def test_the_colours_of_depths_span_the_picture(painter, viewpoint):
+    view = trained_run().render(viewpoint.cameras(SIZE, SIZE))
     picture = painter.picture(PictureRequest(viewpoint, "depth", SIZE, SIZE))
-    assert (picture.int() - expected.int()).abs().max() <= 1
+    own = to_uint8(depth_colors(view.depth, view.opacity))
+    assert (picture.int() - own.int()).abs().float().mean() < 4
     solid = view.opacity > 0.5
     assert len(picture[solid].unique(dim=0)) > 20
     assert (picture[~solid] == 255).all()
 
 
-def test_depths_are_told_apart_from_inside_and_without_extent(viewpoint):
-    painter = Painter(trained_run())
-    low, high = trained_run().occupancy.bounds()
-    near, far = painter._depths((low + high) / 2)
-    assert 0 < near < far
-    painter._content = torch.zeros(2, 3)
-    near, far = painter._depths(torch.tensor([0.0, 0.0, 3.0]))
-    assert 0 < near < far
+def test_a_narrow_image_shows_the_square_in_the_middle(viewpoint):
+    assert viewpoint.fitted(1.8) == viewpoint
+    narrow = viewpoint.fitted(0.5).cameras(2 * SIZE, SIZE)
+    torch.testing.assert_close(narrow.intrinsics[0, :2], viewpoint.cameras(SIZE, SIZE).intrinsics[0, :2])
 
 
 def test_the_content_is_the_smallest_nested_box_or_the_occupied_cells():

@@ -12,9 +12,11 @@ import torch
 from free_ports import free_port
 from viewer_scene import bricks, session, trained_run
 
+from voxelfield.rendering.view_pictures import PICTURES
+from voxelfield.rendering.viewpoints import viewpoint_of
 from voxelfield.runs.watching import TrainingViewer
 from voxelfield.settings import LoggerConfig
-from voxelfield.viewer.pictures import MODES, Painter, PictureRequest, RenderWorker, _Client, viewpoint_of
+from voxelfield.viewer.pictures import Painter, PictureRequest, RenderWorker, _Client
 
 PATIENCE = 60
 
@@ -160,7 +162,7 @@ def test_what_cannot_be_drawn_for_one_is_drawn_for_others(working, monkeypatch, 
     assert len(failed) == 1
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", PICTURES)
 @pytest.mark.parametrize("size", [(1, 1), (1, 400), (400, 1)])
 def test_the_narrowest_pictures_are_drawn(working, mode, size, caplog):
     worker, receiver = working()
@@ -170,13 +172,16 @@ def test_the_narrowest_pictures_are_drawn(working, mode, size, caplog):
     assert "cannot draw" not in caplog.text
 
 
-def test_a_newer_field_replaces_the_picture_without_a_movement(working, monkeypatch):
-    monkeypatch.setattr("voxelfield.viewer.pictures._UPDATE_FRACTION", 1.0)
+@pytest.mark.parametrize("hurried", [False, True])
+def test_a_newer_field_replaces_the_picture_without_a_movement(working, monkeypatch, hurried):
+    monkeypatch.setattr("voxelfield.viewer.pictures._UPDATE_FRACTION", 1e-9 if hurried else 1.0)
     fields = [session().result()]
     worker, receiver = working(lambda: fields.pop() if fields else None)
     worker.request(1, request_from(2))
     first = receiver.wait(lambda frames: frames and frames[-1].sharp)[-1]
     fields.append(trained_run())
+    if hurried:
+        worker.hurry()
     frames = receiver.wait(lambda frames: sum(frame.sharp for frame in frames) == 2)
     assert_shows(frames[-1].pixels, request_from(2))
     assert (frames[-1].pixels.int() - first.pixels.int()).abs().max() > 20

@@ -6,6 +6,7 @@ import logging
 import socket
 import sys
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 from free_ports import free_port
@@ -83,7 +84,7 @@ def test_a_viewer_that_fails_does_not_end_training(monkeypatch, caplog, failing)
     def fail(*_: object) -> None:
         raise RuntimeError("not today")
 
-    monkeypatch.setattr(watching, "ViewerPage", fail if failing == "page" else lambda *_: SimpleNamespace(close=list))
+    monkeypatch.setattr(watching, "ViewerPage", fail if failing == "page" else MagicMock())
     monkeypatch.setattr(watching.TrainingViewer, "_copy", fail)
     viewer = watching.TrainingViewer(LoggerConfig(viewer_port=free_port()))
     training = session(steps=5, on_step=viewer.after_step)
@@ -105,11 +106,30 @@ def test_a_field_in_training_is_shown():
     with Client(page.address.port) as client:
         client.look()
         client.receive("BackgroundImageMessage")
-        # The picture is sent before the line about it.
-        while not page.view.status.content.endswith("\n\nStep **3** of 3"):
-            client.receive("GuiUpdateMessage")
-    viewer.end()
+        viewer.finish(training)
+        assert viewer.status.content.startswith("**Step 3 of 3**")
+        while page.worker.painter.run.steps < 3:
+            client.receive("BackgroundImageMessage")
+        viewer.end()
+        assert client.receive("NotificationShowMessage")["props"]["body"].endswith("with: voxelfield view RUN")
     assert viewer.page is None
+
+
+def test_the_curve_of_a_training_is_shown():
+    pytest.importorskip("viser")
+    recorded = []
+    logger = SimpleNamespace(scalars=lambda step, values: recorded.append(values))
+    viewer = watching.TrainingViewer(LoggerConfig(viewer_port=free_port()))
+    training = session(steps=30, on_step=viewer.after_step, logger=logger)
+    viewer.begin(training)
+    assert training.fit()
+    viewer.finish(training)
+    steps, scores = viewer.chart.data
+    assert steps.tolist() == [10, 20, 30]
+    given = [values["train/psnr"] for values in recorded if "train/psnr" in values]
+    assert scores.tolist() == given
+    assert f"{given[-1]:.2f} dB training pixels" in viewer.status.content
+    viewer.end()
 
 
 def test_a_page_on_all_addresses_of_ipv6_is_reached_by_them():

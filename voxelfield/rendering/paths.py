@@ -140,7 +140,7 @@ def interpolate(cameras: Cameras, frames: int, *, keys: int = 10) -> Cameras:
     return through(cameras.pinholes()[_keys(cameras.c2w.double().cpu(), keys)], frames)
 
 
-def through(cameras: Cameras, frames: int) -> Cameras:
+def through(cameras: Cameras, frames: int, *, closed: bool = False) -> Cameras:
     """Creates a smooth path that passes through cameras in their order, with equal times between consecutive ones.
 
     Positions, orientations (as quaternions) and intrinsics follow Catmull-Rom splines (Catmull and Rom 1974).
@@ -148,6 +148,7 @@ def through(cameras: Cameras, frames: int) -> Cameras:
     Args:
         cameras: At least one, without lenses. Images of the path have the size of the first.
         frames: Number of cameras on the path, at least 1; it begins and ends at one of ``cameras``.
+        closed: Whether the path leads back to the first camera; its last camera is then one step before the first.
 
     Returns:
         ``frames`` cameras on the device of ``cameras``.
@@ -163,7 +164,11 @@ def through(cameras: Cameras, frames: int) -> Cameras:
     # Logarithms of focal lengths, so that zooming is uniform.
     focal, centre = keys.intrinsics[:, :2].double().log(), keys.intrinsics[:, 2:].double()
     rows = torch.cat((poses[:, :3, 3], quaternions(poses[:, :3, :3]), focal, centre), dim=-1)
-    stations = torch.arange(frames, dtype=torch.float64) * (len(poses) - 1) / max(frames - 1, 1)
+    spans, steps = (len(poses), frames) if closed else (len(poses) - 1, max(frames - 1, 1))
+    stations = torch.arange(frames, dtype=torch.float64) * spans / steps
+    if closed:
+        rows = torch.cat((rows[-1:], rows, rows[:2] if len(rows) > 1 else rows[[0, 0]]))
+        stations += 1
     curve = _catmull_rom(rows, stations)
     c2w = _poses(rotations(F.normalize(curve[:, _TURN], dim=-1)), curve[:, :3])
     intrinsics = torch.cat((curve[:, 7:9].exp(), curve[:, 9:]), dim=-1)

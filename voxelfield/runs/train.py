@@ -126,7 +126,13 @@ def train_as_configured(
                 return None
             timing.end("train")
             with interrupt.at_once(), explain_shortage(session.estimate_memory, session.device):
-                return finish(session, settings, run_directory, timing, lock)
+                if viewer is not None:
+                    viewer.finish(session)
+                metrics = finish(session, settings, run_directory, timing, lock)
+            if viewer is not None and settings.logger.viewer_keep:
+                with contextlib.suppress(Interrupted), interrupt.at_once():
+                    viewer.wait()
+            return metrics
         except Interrupted:
             session.wait()
             logger.warning("stopped while evaluating; %s", _how_to_go_on(session))

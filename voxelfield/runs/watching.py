@@ -5,26 +5,50 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Iterator
+import shlex
+import threading
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from voxelfield.grids.working_copies import copies_dtype
 from voxelfield.settings import LoggerConfig
 from voxelfield.trained.trained_model import TrainedModel
+from voxelfield.training.logs import FailsafeLogger
 from voxelfield.training.session import Session
 from voxelfield.viewer.address import Address
 from voxelfield.viewer.page import ViewerPage, photographs_of
 
 logger = logging.getLogger(__name__)
 
+_SECONDS_BETWEEN_STATUS = 0.5
+_CURVES = {"train/psnr": "training pixels", "test/psnr": "previewed test views"}
+
+
+class _Overheard(FailsafeLogger):
+    """Forwards the records of a session, and keeps its curves of PSNR, lists of steps and dB by tag."""
+
+    def __init__(self, records: FailsafeLogger) -> None:
+        super().__init__(lambda: records)
+        self._records = records
+        self.curves: dict[str, list[tuple[int, float]]] = {tag: [] for tag in _CURVES}
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        for tag, curve in self.curves.items():
+            if tag in values:
+                curve.append((step, values[tag]))
+        self._records.scalars(step, values)
+
 
 class TrainingViewer:
     """Shows a session in a browser while it trains; a failure ends the viewer but not the training.
 
-    To be used as ``Session(scene, on_step=viewer.after_step)``, with :meth:`begin` before and :meth:`end` after. The
-    training thread copies the field between two steps if the page has requested a copy, and never waits for the page.
+    To be used as ``Session(scene, on_step=viewer.after_step)``, with :meth:`begin` before, and :meth:`finish` and
+    :meth:`end` after. The training thread copies the field between two steps if the page has requested a copy, and
+    never waits for the page.
 
     Args:
         config: Where the page is served.
@@ -38,6 +62,7 @@ class TrainingViewer:
         >>> session = Session(scene, on_step=viewer.after_step)  # doctest: +SKIP
         >>> viewer.begin(session)  # doctest: +SKIP
         >>> session.fit()  # doctest: +SKIP
+        >>> viewer.finish(session)  # doctest: +SKIP
         >>> viewer.end()  # doctest: +SKIP
     """
 
@@ -50,25 +75,66 @@ class TrainingViewer:
         self._failed = False
         self._copy_requested = True
         self._newest: TrainedModel | None = None
-        self._progress = ""
+        self._status_due = 0.0
 
     def begin(self, session: Session) -> None:
         """Opens the page."""
         with self._survive():
             photographs = photographs_of(session.scene, ("train", "test"), session.cameras)
-            name = str(session.output or "RUN")
             self._template = session.result()
-            self.page = ViewerPage(self._address, self._template, name, photographs, self.poll, lambda: self._progress)
+            run = str(session.output or "RUN")
+            self._command = f"voxelfield view {shlex.quote(run)}"
+            self.page = page = ViewerPage(self._address, self._template, run, photographs, self.poll)
+            session.records = self._records = _Overheard(session.records)
+            with page.tabs.add_tab("Training", icon="chart-line"):
+                self.status = page.server.gui.add_markdown("")
+                self.chart = page.server.gui.add_uplot(
+                    (np.zeros(1), np.zeros(1)),
+                    ({"label": "step"}, {"label": "dB", "stroke": "rgb(47, 111, 220)", "width": 2}),
+                    title="PSNR of the training pixels, dB",
+                    scales={"x": {"time": False}},
+                    legend={"show": False},
+                    height=180,
+                    visible=False,
+                )
             self._address.log_urls()
 
     def after_step(self, session: Session) -> None:
-        """Copies the field if the page has requested it; called by the training thread."""
+        """Copies the field if the page has requested it, and shows the progress; called by the training thread."""
         if self.page is None or self._failed:
             return
-        self._progress = f"Step **{session.step}** of {session.config.trainer.steps}"
         if self._copy_requested:
             with self._survive():
                 self._copy(session)
+        if time.monotonic() > self._status_due or session.step == session.config.trainer.steps:
+            self._status_due = time.monotonic() + _SECONDS_BETWEEN_STATUS
+            with self._survive():
+                self._show(session, self.page)
+
+    def finish(self, session: Session) -> None:
+        """Shows the field at the end of training."""
+        if self.page is not None and not self._failed:
+            with self._survive():
+                self._copy(session)
+                self.page.worker.hurry()
+                self._show(session, self.page)
+
+    def wait(self) -> None:
+        """Keeps the page open, unless it failed, until a signal ends the wait by an exception."""
+        if self.page is not None and not self._failed:
+            logger.info("viewer: %s shows the finished field until Ctrl-C", self._address.url)
+            threading.Event().wait()
+
+    def _show(self, session: Session, page: ViewerPage) -> None:
+        """Shows the step and the last PSNRs, in the title of the panel too, and the curve."""
+        steps, curves = f"step {session.step} of {session.config.trainer.steps}", self._records.curves
+        scores = [f"{curve[-1][1]:.2f} dB {_CURVES[tag]}" for tag, curve in curves.items() if curve]
+        self.status.content = "  \n".join((f"**{steps.capitalize()}**", *scores))
+        curve, title = curves["train/psnr"], f"{session.scene.name}: {steps}"
+        page.server.gui.set_panel_label(f"{title}, {curve[-1][1]:.1f} dB" if curve else title)
+        if len(curve) > 1:
+            self.chart.data = tuple(np.array(curve, dtype=np.float64).T)
+            self.chart.visible = True
 
     def poll(self) -> TrainedModel | None:
         """Returns the newest copy of the field, and requests the next; None if there is no newer one.
@@ -88,11 +154,22 @@ class TrainingViewer:
         return run
 
     def end(self) -> None:
-        """Closes the page."""
-        if self.page is not None:
-            with self._survive():
-                self.page.close()
-            self.page = None
+        """Closes the page, which then says what opens the field again."""
+        page, self.page = self.page, None
+        if page is None:
+            return
+        with self._survive():
+            logger.info("viewer: the page is closed; the field opens again with: %s", self._command)
+            clients = page.server.get_clients().values()
+            for client in clients:
+                client.add_notification(
+                    "Training has ended", f"This page is closed. Open it again with: {self._command}"
+                )
+                client.flush()
+            if clients:
+                time.sleep(_SECONDS_BETWEEN_STATUS)  # in which browsers receive it
+        with self._survive():
+            page.close()
 
     @torch.no_grad()
     def _copy(self, session: Session) -> None:

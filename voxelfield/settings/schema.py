@@ -381,12 +381,14 @@ class LoggerConfig:
         viewer_host: Local address at which the viewer listens; other machines can connect to it only if this is not a
             loopback address.
         viewer_port: Port of the viewer.
+        viewer_keep: Whether the viewer shows the finished field until Ctrl-C, instead of closing at the end of the run.
     """
 
     name: Literal["tensorboard", "none"] = "tensorboard"
     viewer: bool = False
     viewer_host: Annotated[str, Form(r".+", "an address of this machine")] = "127.0.0.1"
     viewer_port: Annotated[int, Range(1, 65535)] = 8080
+    viewer_keep: bool = False
 
 
 @with_components

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
 import shlex
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,18 +24,19 @@ from voxelfield.captures.capture import thumbnail
 from voxelfield.components.refinement import RefinedCameras
 from voxelfield.datasets.camera_path import camera_path_file
 from voxelfield.datasets.scene import Scene, Split
+from voxelfield.installed import MissingPackageError
+from voxelfield.media.video import write_video
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.paths import overview, reference_camera, through, upright_axes
-from voxelfield.rendering.pixels import to_uint8
+from voxelfield.rendering.pixels import to_uint8, turbo
+from voxelfield.rendering.view_pictures import PICTURES, depth_range, picture
+from voxelfield.rendering.viewpoints import Viewpoint, turned, viewpoint_of
 from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.viewer.address import Address
 from voxelfield.viewer.pictures import (
-    MODES,
     PictureRequest,
     RenderWorker,
-    Viewpoint,
     content_box,
-    viewpoint_of,
     viewpoint_of_camera,
     wxyz_of,
 )
@@ -44,6 +47,7 @@ Photographs: TypeAlias = Mapping[str, tuple[Split, int]]
 """Photographs by name, such as ``train/r_0``: each is the image of a split at an index."""
 
 PATH_FILE = "camera_path.json"
+VIDEO_FILE = "camera_path.mp4"
 
 MOST_KEYS = 500  # key cameras of a path
 MOST_FRAMES = 36_000  # of a path: ten minutes at 60 frames per second
@@ -51,10 +55,8 @@ MOST_WAITING = 32  # uses of controls that wait for their turn; further ones are
 _SECONDS_BETWEEN_FILES = 1.0
 _SECONDS_BETWEEN_STATUS = 0.5
 
-_KEYS = """
-- **drag** to orbit, **right-drag** to move sideways, **scroll** to come closer
-- **W A S D** to fly level, **Q** and **E** down and up, **arrow keys** to turn
-"""
+_KEYS = "Drag orbits, right-drag moves sideways, scroll comes closer; W A S D, Q and E fly, and the arrow keys turn."
+_COLORS = "Frusta are blue for training photographs, orange for those of the test, and red for key cameras of the path."
 _EMPTY = "Only the background is visible: the field is empty, or the camera looks elsewhere."
 
 _OVERVIEW_SIZE = 512
@@ -63,7 +65,8 @@ _SPLIT_COLORS = {"train": (40, 110, 220), "test": (220, 120, 30)}
 _OTHER_COLOR = (120, 120, 120)
 
 _PATH_COLOR = (220, 50, 90)
-_LINE_POINTS_PER_SPAN = 24
+_ORBIT_KEYS = 12
+_PLAYED_PER_SECOND = 30
 
 _BRAND_COLOR = (47, 111, 220)
 _JPEG_MOVING, _JPEG_AT_REST = 80, 95
@@ -104,13 +107,15 @@ class ViewerPage:
         name: The run's path for the command line.
         photographs: Photographs of the scene, in the frame in which the field was trained; there may be none.
         poll: Returns the field if training has changed it since the last call; None if it does not change.
-        progress: Returns the progress of training, in Markdown.
 
     Attributes:
         box: (2, 3) the part of space that matters, world units, on the CPU.
         extent: Its diagonal, world units.
         background: Colour behind the scene, three numbers from 0 to 255.
         home: The initial viewpoint.
+        up: (3,) direction that points up, on the CPU.
+        tabs: The group of tabs, to which a program may add.
+        overlays: The node of the scene above all frusta and the path; hidden while a path is played.
         closed: Whether :meth:`close` has been called.
 
     Raises:
@@ -125,7 +130,6 @@ class ViewerPage:
         name: str,
         photographs: Photographs,
         poll: Callable[[], TrainedModel | None] | None = None,
-        progress: Callable[[], str] = str,
     ) -> None:
         # Its import needs viser.
         from voxelfield.viewer.server import start_server
@@ -135,7 +139,8 @@ class ViewerPage:
         self.extent = float((self.box[1] - self.box[0]).norm())
         self.background = tuple(to_uint8(run.model.background).tolist())
         self.origin = run.config.scene.origin
-        self.home, up = first_view(run, photographs)
+        self.home, self.up = first_view(run, photographs)
+        self.faces_forward = run.model.warp is not None and run.model.warp.is_forward_facing
         self.closed = False
         self._lock = threading.RLock()
         self._free_threads = threading.Semaphore(MOST_WAITING)
@@ -147,19 +152,22 @@ class ViewerPage:
         self.worker = RenderWorker(device, self._deliver, rate, poll or functools.partial(next, iter([run]), None))
         gui, camera = self.server.gui, self.server.initial_camera
         gui.configure_theme(control_width="medium", show_logo=False, show_share_button=False, brand_color=_BRAND_COLOR)
-        self.server.scene.set_up_direction(up.tolist())
+        self.server.scene.set_up_direction(self.up.tolist())
         self._place(camera, self.home)
+        self.overlays = self.server.scene.add_frame("/overlays", show_axes=False)
         camera.near, camera.far = 1e-3 * self.extent, 1e3 * self.extent
-        tabs = gui.add_tab_group()
+        self.tabs = gui.add_tab_group()
         with self._lock:  # callbacks wait until the page is complete
-            with tabs.add_tab("View", icon="eye"):
-                self.view = ViewPanel(self, rate, progress)
+            with self.tabs.add_tab("View", icon="eye"):
+                self.view = ViewPanel(self, rate)
             self.cameras: CamerasPanel | None = None
             if photographs:
-                with tabs.add_tab("Cameras", icon="camera"):
+                with self.tabs.add_tab("Cameras", icon="camera"):
                     self.cameras = CamerasPanel(self, photographs)
-            with tabs.add_tab("Path", icon="route"):
-                self.path = PathPanel(self, name)
+            with self.tabs.add_tab("Path", icon="route") as tab:
+                self.path = PathPanel(self, tab, name)
+            self.path.change([])
+        self.view.fov.value = math.degrees(self.home.fov)
         self.server.on_client_connect(self._connect)
         self.server.on_client_disconnect(self._disconnect)
 
@@ -185,8 +193,8 @@ class ViewerPage:
                     if not self.closed:  # the program ends only after these threads
                         work(client)
             except Exception as error:
-                if client is not None and isinstance(error, ValueError):
-                    client.add_notification("This is not possible", str(error), color="red")
+                if client is not None and isinstance(error, (ValueError, MissingPackageError)):
+                    client.add_notification("Not done", str(error), color="red")
                 else:
                     logger.error("viewer: a browser's request failed: %s: %s", type(error).__name__, error)
             finally:
@@ -213,16 +221,34 @@ class ViewerPage:
             self._place(client.camera, viewpoint)
             client.camera.wxyz = wxyz_of(viewpoint.matrix)
         client.flush()
+        self.view.fov.value = math.degrees(viewpoint.fov)
 
     def add_frustum(
-        self, name: str, viewpoint: Viewpoint, aspect: float, on_click: Callable[[Any], None], **options: Any
+        self, name: str, viewpoint: Viewpoint, aspect: float, choice: Any, option: str, go: Any, **options: Any
     ) -> Any:
-        """Draws a camera; returns viser's handle."""
+        """Draws a camera, where a click goes as choosing an option of a list does; returns viser's handle."""
+
+        def select(client: Any) -> None:
+            choice.value = option
+            go(client)
+
         c2w = viewpoint.matrix
         options |= {"wxyz": wxyz_of(c2w), "position": c2w[:3, 3].numpy(), "thickness": 1.5, "thickness_units": "screen"}
-        frustum = self.server.scene.add_camera_frustum(name, viewpoint.fov, aspect, **options)
-        frustum.on_click(self.callback(on_click))
+        frustum = self.server.scene.add_camera_frustum(f"/overlays/{name}", viewpoint.fov, aspect, **options)
+        frustum.on_click(self.callback(select))
         return frustum
+
+    def serves(self, client: Any) -> bool:
+        """Returns whether the page is open, and the client connected."""
+        return not self.closed and client.client_id in self.server.get_clients()
+
+    def update_visibility(self) -> None:
+        """Hides frusta around a browser's camera, which would cover its picture."""
+        cameras = [client.camera.position for client in self.server.get_clients().values()]
+        for frustum in [*self.path.frusta, *(() if self.cameras is None else self.cameras.frusta)]:
+            visible = all(float(np.linalg.norm(frustum.position - camera)) > 1.5 * frustum.scale for camera in cameras)
+            if frustum.visible != visible:
+                frustum.visible = visible
 
     def request(self, client: Any) -> None:
         """Requests the picture for the camera of a client."""
@@ -236,9 +262,10 @@ class ViewerPage:
     async def _connect(self, client: Any) -> None:
         async def moved(_: Any) -> None:
             self.request(client)
-            if self.cameras is not None:
-                self.cameras.update_visibility()
+            self.update_visibility()
 
+        if client.camera.aspect < 1:  # a phone held upright
+            client.camera.fov = self.home.fitted(client.camera.aspect).fov
         client.camera.on_update(moved)
         self.request(client)
 
@@ -260,22 +287,23 @@ class ViewerPage:
 class ViewPanel:
     """Displayed quantity, resolution, and the way back; ``rate`` is the initial number of frames per second."""
 
-    def __init__(self, page: ViewerPage, rate: int, progress: Callable[[], str]) -> None:
+    def __init__(self, page: ViewerPage, rate: int) -> None:
         self._page = page
-        self._progress = progress
         self._status_shown = 0.0
         gui = page.server.gui
-        self.mode = gui.add_dropdown("Show", MODES, hint="Depth is blue near, red far away.")
+        self.mode = gui.add_dropdown("Show", PICTURES)
+        colors = to_uint8(turbo(torch.linspace(0, 1, 256))).expand(12, -1, -1)
+        self.colors = gui.add_image(colors.numpy(), label="Depth, from near to far in this picture", visible=False)
+        self.fov = gui.add_slider("View angle", 1.0, 179.0, 0.5, 45.0, hint="Vertical field of view, degrees.")
         rest, moving = "Picture height while the camera rests.", "While the camera moves, pictures are smaller."
         self.rows = gui.add_slider("Rows at rest", 100, 2160, 20, 800, hint=rest)
-        self.rate = gui.add_slider("Moving, frames/s", 1, 120, 1, rate, hint=moving)
+        self.rate = gui.add_slider("Frames/s", 1, 120, 1, rate, hint=moving)
         self.status = gui.add_markdown("Waiting for the first picture.")
-        self.home = gui.add_button("Home", icon="home", hint="Returns to the initial view.")
-        with gui.add_folder("Keys", expand_by_default=False, order=1e6):
-            gui.add_markdown(_KEYS)
+        self.home = gui.add_button("Home", icon="home", hint=f"Returns to the initial view. {_KEYS}")
         for control in (self.mode, self.rows, self.rate):
             control.on_update(page.callback(lambda _: self._change()))
-        self.home.on_click(page.callback(lambda client: page.move(client, page.home)))
+        self.fov.on_update(page.callback(self._widen))
+        self.home.on_click(page.callback(lambda client: page.move(client, page.home.fitted(client.camera.aspect))))
 
     def show_status(self, pixels: Tensor, sharp: bool, seconds: float) -> None:
         """Shows the size and the drawing time of a sharp picture (H, W, 3), and now and then of others."""
@@ -287,9 +315,14 @@ class ViewPanel:
         status = f"{width} x {height} in {1000 * seconds:.0f} ms ({'at rest' if sharp else 'moving'})"
         if sharp and bool((pixels == pixels[0, 0]).all()):
             status += f"\n\n**{_EMPTY}**"
-        self.status.content = f"{status}\n\n{self._progress()}".rstrip()
+        self.status.content = status
+
+    def _widen(self, client: Any) -> None:
+        if client is not None:  # otherwise the value was set to that of the camera
+            client.camera.fov = math.radians(self.fov.value)
 
     def _change(self) -> None:
+        self.colors.visible = self.mode.value == "depth"
         self._page.worker.frames_per_second = float(self.rate.value)
         for client in self._page.server.get_clients().values():
             self._page.request(client)
@@ -304,45 +337,34 @@ class CamerasPanel:
         # Of many cameras around a scene, neighbours do not overlap.
         self._scale = page.extent * min(0.04, 0.6 / math.sqrt(len(photographs)))
         gui = page.server.gui
+        self._all = page.server.scene.add_frame("/overlays/cameras", show_axes=False, visible=False)
         self.shown = gui.add_checkbox("Show cameras", False, hint="Click one to go there.")
         self.view = gui.add_dropdown("Go to", tuple(photographs))
+        gui.add_markdown(_COLORS)
         self.frusta: list[Any] = []
         # Reading all photographs takes long, but must happen only once.
         self.shown.on_update(page.callback(lambda _: self._show(), threading.RLock()))
         self.view.on_update(page.callback(self._move))
 
-    def update_visibility(self) -> None:
-        """Hides frusta around a browser's camera, which would cover its picture."""
-        cameras = [client.camera.position for client in self._page.server.get_clients().values()]
-        for frustum in self.frusta:
-            near = any(float(np.linalg.norm(frustum.position - camera)) < 1.5 * self._scale for camera in cameras)
-            visible = self.shown.value and not near
-            if frustum.visible != visible:
-                frustum.visible = visible
-
     def _show(self) -> None:
         if self.shown.value and not self.frusta:
             photographs = self.photographs.items()
             self.frusta = [self._frustum(name, *each) for name, each in photographs if not self._page.closed]
-        self.update_visibility()
+            self._page.update_visibility()
+        self._all.visible = self.shown.value
 
     def _frustum(self, name: str, split: Split, index: int) -> Any:
-        def select(client: Any) -> None:
-            self.view.value = name
-            self._move(client)
-
         width, height = split.cameras.size(index)
         image = Image.fromarray(split.image(index).numpy())
         return self._page.add_frustum(
-            f"/cameras/{name}",
+            f"cameras/{name}",
             viewpoint_of(split.cameras, index),
             width / height,
-            select,
+            *(self.view, name, self._move),
             scale=self._scale,
             color=_SPLIT_COLORS.get(name.partition("/")[0], _OTHER_COLOR),
             image=np.asarray(thumbnail(image, _THUMBNAIL_SIDE, self._page.background)),
             format="jpeg",
-            visible=False,
         )
 
     def _move(self, client: Any) -> None:
@@ -352,64 +374,155 @@ class CamerasPanel:
 
 
 class PathPanel:
-    """Key cameras, and the file of the path through them; ``run`` is the run's path for the command line."""
+    """Key cameras and the path through them: preview, video, file; ``run`` is the run's path for the command line."""
 
-    def __init__(self, page: ViewerPage, run: str) -> None:
-        self._page = page
-        self._drawn: list[Any] = []
+    def __init__(self, page: ViewerPage, tab: Any, run: str) -> None:
+        self._page, self._tab = page, tab
+        self.frusta: list[Any] = []
+        self._drawn = page.server.scene.add_frame("/overlays/path", show_axes=False)
+        self._rendering = threading.Lock()
         self._next_file = 0.0
         gui = page.server.gui
-        self.count = gui.add_markdown("")
         self.add = gui.add_button("Add key camera", icon="plus", hint="At the current camera pose.")
-        self.edit = gui.add_button_group("", ("Remove last", "Clear"))
+        self.orbit = gui.add_button("Orbit", icon="rotate-360", hint="A circle from here, as dragging would turn.")
+        self.key = gui.add_dropdown("Key camera", ("none",))
+        self.edit = gui.add_button_group("", ("Replace", "Remove", "Clear"))
+        self.loop = gui.add_checkbox("Loop", False, hint="Leads from the last key camera back to the first.")
         self.seconds = gui.add_number("Seconds", 6.0, min=0.1, max=3600.0, step=0.1)
         self.fps = gui.add_number("Frames/s", 30, min=1, max=240, step=1)
-        self.size = gui.add_vector2("Size", (1920, 1080), min=(16, 16), max=(8192, 8192), step=2)
+        self.size = gui.add_vector2("Size", (1920, 1080), min=(16, 16), max=(3840, 3840), step=2)
+        self.time = gui.add_slider("Time", 0.0, 6.0, 0.01, 0.0)
+        self.play = gui.add_button("Play / stop", icon="player-play")
+        self.render = gui.add_button("Render video / stop", icon="video", hint="Sends this browser the path as MP4.")
+        self.progress = gui.add_progress_bar(0, visible=False)
         self.export = gui.add_button(f"Save {PATH_FILE}", icon="download")
         # A text field, because Markdown would interpret the name of the run.
         command = f"voxelfield render {shlex.quote(run)} --path {PATH_FILE}"
-        self.command = gui.add_text("Video", command, disabled=True, hint="Renders the video of a saved path.")
+        hint = "Renders the video of a saved path."
+        self.command = gui.add_text("Command", command, multiline=True, disabled=True, hint=hint)
         self.add.on_click(page.callback(lambda client: self.change([*self.keys, viewpoint_of_camera(client.camera)])))
-        self.edit.on_click(page.callback(lambda _: self.change([] if self.edit.value == "Clear" else self.keys[:-1])))
+        self.orbit.on_click(page.callback(self._orbit))
+        self.key.on_update(page.callback(self._go))
+        self.edit.on_click(page.callback(self._edit))
+        for control in (self.loop, self.seconds):
+            control.on_update(page.callback(lambda _: self.change(self.keys)))
+        # A second click stops what the first has begun, and so must not wait for it.
+        for button, work in ((self.play, self._play), (self.render, self._render)):
+            button.on_click(page.callback(work, contextlib.nullcontext()))
         self.export.on_click(page.callback(self._save))
-        self.change([])
 
-    def path(self, frames: int) -> Cameras:
-        """Returns cameras on a smooth path through the key cameras, of which there is at least one."""
-        width, height = (round(side) for side in self.size.value)
-        keys = [key.cameras(height, width) for key in self.keys]
-        c2w, intrinsics = torch.cat([key.c2w for key in keys]), torch.cat([key.intrinsics for key in keys])
-        return through(Cameras(c2w, intrinsics, width, height), frames)
-
-    def change(self, keys: list[Viewpoint]) -> None:
-        """Sets the key cameras, and shows the path and their number."""
-        if len(keys) > MOST_KEYS:
-            raise ValueError(f"a path has at most {MOST_KEYS} key cameras")
-        self.keys, count = keys, len(keys)
-        self.count.content = f"{count} key camera{'' if count == 1 else 's'}"
-        self.export.disabled = count == 0
-        for handle in self._drawn:
-            handle.remove()
-        self._drawn = [self._frustum(number, key) for number, key in enumerate(self.keys)]
-        if count > 1:
-            points = self.path(_LINE_POINTS_PER_SPAN * (count - 1) + 1).c2w[:, :3, 3].numpy()
-            line = {"colors": _PATH_COLOR, "thickness": 2.0, "thickness_units": "screen"}
-            segments = np.asarray(list(pairwise(points)))
-            self._drawn.append(self._page.server.scene.add_line_segments("/path/line", points=segments, **line))
-
-    def _frustum(self, number: int, key: Viewpoint) -> Any:
-        width, height = self.size.value
-        move, scale = functools.partial(self._page.move, viewpoint=key), 0.05 * self._page.extent
-        return self._page.add_frustum(f"/path/{number}", key, width / height, move, scale=scale, color=_PATH_COLOR)
-
-    def _save(self, client: Any) -> None:
+    def stations(self) -> Cameras:
+        """Returns the cameras of all frames on a smooth path; raises ValueError if there are none, or too many."""
         seconds, fps = float(self.seconds.value), int(self.fps.value)
         frames = max(1, round(seconds * fps))
         if frames > MOST_FRAMES:
             raise ValueError(f"seconds times fps must be at most {MOST_FRAMES} frames, got {seconds:g} x {fps}")
+        if not self.keys:
+            raise ValueError("a path needs a key camera: add one, or an orbit")
+        width, height = (round(side) for side in self.size.value)
+        keys = [key.cameras(height, width) for key in self.keys]
+        c2w, intrinsics = torch.cat([key.c2w for key in keys]), torch.cat([key.intrinsics for key in keys])
+        return through(Cameras(c2w, intrinsics, width, height), frames, closed=self.loop.value)
+
+    def change(self, keys: list[Viewpoint], chosen: int = -1) -> None:
+        """Sets the key cameras, of which one is chosen, and shows them, their times and the path."""
+        if len(keys) > MOST_KEYS:
+            raise ValueError(f"a path has at most {MOST_KEYS} key cameras")
+        self.keys, count, scene, seconds = keys, len(keys), self._page.server.scene, float(self.seconds.value)
+        self.export.disabled = self.render.disabled = self.play.disabled = count == 0
+        spans = max(1, count - (not self.loop.value))
+        times = tuple(seconds * number / spans for number in range(count))
+        self.key.options = tuple(f"{number}: {time:.2f} s" for number, time in enumerate(times, 1)) or ("none",)
+        self.key.value = self.key.options[min(chosen, len(self.key.options) - 1)]
+        # A slider keeps its range and its marks.
+        order = self.time.order
+        self.time.remove()
+        with self._tab:
+            self.time = self._page.server.gui.add_slider("Time", 0.0, seconds, 0.01, 0.0, marks=times, order=order)
+        self.time.on_update(self._page.callback(lambda client: self._seek(client, self.stations(), self.time.value)))
+        self._drawn.remove()  # with all frusta
+        self._drawn, (width, height) = scene.add_frame("/overlays/path", show_axes=False), self.size.value
+        options, style = self.key.options, {"scale": 0.05 * self._page.extent, "color": _PATH_COLOR}
+        self.frusta = [
+            self._page.add_frustum(f"path/{number}", key, width / height, self.key, options[number], self._go, **style)
+            for number, key in enumerate(keys)
+        ]
+        if count > 1:
+            points = np.array([frustum.position for frustum in self.frusta])
+            line = {"closed": self.loop.value, "color": _PATH_COLOR, "thickness": 2.0, "thickness_units": "screen"}
+            scene.add_spline_catmull_rom("/overlays/path/line", points, curve_type="catmullrom", **line)
+        self._page.update_visibility()
+
+    def _go(self, client: Any) -> None:
+        if client is not None and self.keys:  # otherwise the value was set here
+            self._page.move(client, self.keys[self.key.options.index(self.key.value)])
+
+    def _edit(self, client: Any) -> None:
+        keys, chosen = list(self.keys), self.key.options.index(self.key.value)
+        if self.edit.value == "Replace" and keys:
+            keys[chosen] = viewpoint_of_camera(client.camera)
+        elif self.edit.value == "Remove":
+            del keys[chosen : chosen + 1]
+        self.change([] if self.edit.value == "Clear" else keys, chosen)
+
+    def _orbit(self, client: Any) -> None:
+        """Makes the path a circle from a browser's camera about what it looks at."""
+        angles = torch.arange(_ORBIT_KEYS) * (2 * math.pi / _ORBIT_KEYS)
+        if self._page.faces_forward:  # there is nothing to see from behind
+            angles = 0.25 * angles.sin()
+        self.loop.value = True
+        centre = torch.from_numpy(client.camera.look_at)
+        self.change(turned(viewpoint_of_camera(client.camera), centre, self._page.up, angles))
+
+    def _seek(self, client: Any, stations: Cameras, seconds: float) -> None:
+        self._page.move(client, viewpoint_of(stations, min(int(seconds * self.fps.value), len(stations) - 1)))
+
+    def _play(self, client: Any) -> None:
+        overlays = self._page.overlays
+        if not overlays.visible:
+            overlays.visible = True  # which ends the playing
+            return
+        stations, began = self.stations(), time.monotonic()
+        overlays.visible = False
+        try:
+            while self._page.serves(client) and not overlays.visible:
+                seconds = time.monotonic() - began
+                self._seek(client, stations, seconds)
+                if seconds > self.seconds.value:
+                    break
+                time.sleep(1 / _PLAYED_PER_SECOND)
+        finally:
+            overlays.visible = True
+
+    def _render(self, client: Any) -> None:
+        if self._rendering.locked():
+            self.progress.visible = False  # which ends the rendering
+            return
+        with self._rendering, tempfile.TemporaryDirectory() as folder, self._page.worker.stream():
+            self.progress.visible, file = True, Path(folder) / VIDEO_FILE
+            try:
+                write_video(file, self._frames(client), float(self.fps.value))
+            finally:
+                self.progress.visible = False
+            client.send_file_download(VIDEO_FILE, file.read_bytes(), save_immediately=True)
+
+    def _frames(self, client: Any) -> Iterator[Tensor]:
+        """Renders the images of the path, while the progress is visible."""
+        stations, painter, shown = self.stations(), self._page.worker.painter, self._page.view.mode.value
+        if painter is None:
+            raise ValueError("there is no field yet")
+        renderer = painter.run.renderer()
+        depths = depth_range(renderer, stations) if shown == "depth" else (0.5, 1.0)
+        for count, view in enumerate(painter.run.render_path(stations, renderer), 1):
+            if not (self.progress.visible and self._page.serves(client)):
+                raise ValueError("the video was stopped")
+            self.progress.value = 100 * count / len(stations)
+            yield picture(view, shown, depths)
+
+    def _save(self, client: Any) -> None:
         # A browser that does not read would make files pile up here.
         if time.monotonic() < self._next_file:
             raise ValueError("a path can be saved once per second")
-        content = camera_path_file(self.path(frames), fps, self._page.origin)
+        content = camera_path_file(self.stations(), int(self.fps.value), self._page.origin)
         self._next_file = time.monotonic() + _SECONDS_BETWEEN_FILES
         client.send_file_download(PATH_FILE, content, save_immediately=True)

@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
@@ -18,21 +18,17 @@ import torch
 from torch import Tensor
 
 from voxelfield.grids.boxes import box_tensor
-from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.rigid import quaternions, rotations
-from voxelfield.rendering.view_pictures import picture
+from voxelfield.rendering.view_pictures import depth_range, picture
+from voxelfield.rendering.viewpoints import Viewpoint
 from voxelfield.trained.trained_model import TrainedModel
 
 logger = logging.getLogger(__name__)
 
-MODES = ("rgb", "depth")
-"""Quantities that the page can show."""
-
 # Signs of a camera's axes in viser, from those of OpenGL, and the other way round.
 _FLIPPED = torch.tensor([1.0, -1.0, -1.0], dtype=torch.float64)
-# In place of infinity, in nearest depths.
-_FARTHEST = 1e6
+_LOOK_ROWS = 48  # of the picture that finds the range of depths
 
 _REST_SECONDS = 0.15  # without movement, after which a camera is at rest
 _BAND_SECONDS = 0.06  # longest delay before a moving camera cancels a sharp picture
@@ -45,51 +41,6 @@ _CLOSING_SECONDS = 5.0  # longest time that closing waits for the picture being 
 _FEWEST_PIXELS = 64 * 64
 # Pictures whose duration is within this factor of the target keep their size, because constant changes flicker.
 _DURATION_TOLERANCE = 1.25
-
-
-@dataclass(frozen=True)
-class Viewpoint:
-    """A pinhole camera without an image size.
-
-    Attributes:
-        c2w: 16 numbers, camera to world, row by row; OpenGL camera axes (x right, y up, looking along -z), world units.
-        fov: Vertical field of view, radians.
-    """
-
-    c2w: tuple[float, ...]
-    fov: float
-
-    @classmethod
-    def of(cls, c2w: Tensor, fov: float) -> Viewpoint:
-        """Returns the viewpoint of a pose (4, 4) on any device, and a vertical field of view in radians."""
-        return cls(tuple(c2w.detach().to("cpu", torch.float32).flatten().tolist()), float(fov))
-
-    @property
-    def matrix(self) -> Tensor:
-        """The pose (4, 4), float32 on the CPU."""
-        return torch.tensor(self.c2w, dtype=torch.float32).view(4, 4)
-
-    def cameras(self, height: int, width: int, rows: tuple[int, int] | None = None) -> Cameras:
-        """Returns one camera of an image, or of the rows of a band of it, from the first to the one after the last."""
-        first, end = (0, height) if rows is None else rows
-        focal = 0.5 * height / math.tan(0.5 * self.fov)
-        intrinsics = torch.tensor([[focal, focal, 0.5 * width, 0.5 * height - first]], dtype=torch.float32)
-        return Cameras(self.matrix[None], intrinsics, width, end - first)
-
-
-def viewpoint_of(cameras: Cameras, index: int, aspect: float | None = None) -> Viewpoint:
-    """Returns the viewpoint of a photograph, wide enough for all of it in an image of an aspect; without distortion.
-
-    The viewpoint of a panorama shows 90 degrees around the optical axis.
-    """
-    one = cameras[[index]].pinholes()
-    fx, fy, cx, cy = one.intrinsics[0].tolist()
-    width, height = one.size(0)
-    # A viewpoint's principal point is in the middle, so the longer of the two sides decides.
-    tangent = max(cy, height - cy) / fy
-    if aspect is not None:
-        tangent = max(tangent, max(cx, width - cx) / fx / aspect)
-    return Viewpoint.of(cameras.c2w[index], 2 * math.atan(tangent))
 
 
 def viewpoint_of_camera(camera: Any) -> Viewpoint:
@@ -107,7 +58,7 @@ def wxyz_of(c2w: Tensor) -> np.ndarray:
 
 @dataclass(frozen=True)
 class PictureRequest:
-    """A picture of one of :data:`MODES`, as a client asks for it; its size is that at rest."""
+    """A picture of one of :data:`PICTURES`, as a client asks for it; its size is that at rest."""
 
     viewpoint: Viewpoint
     mode: str
@@ -119,9 +70,14 @@ class Painter:
     """Draws a field that does not change, with the settings of its evaluation."""
 
     def __init__(self, run: TrainedModel) -> None:
-        self._run = run
-        self._content = content_box(run)
-        self._renderer = functools.cache(lambda supersampling: run.renderer(supersampling=supersampling))
+        self.run = run
+        self._renderer = renderer = functools.cache(lambda supersampling: run.renderer(supersampling=supersampling))
+
+        @functools.lru_cache(1)
+        def depths(viewpoint: Viewpoint, aspect: float) -> tuple[float, float]:
+            return depth_range(renderer(1), viewpoint.cameras(_LOOK_ROWS, max(1, round(_LOOK_ROWS * aspect))))
+
+        self._depths = depths
 
     @torch.no_grad()
     def picture(self, request: PictureRequest, rows: tuple[int, int] | None = None, *, sharp: bool = False) -> Tensor:
@@ -129,21 +85,12 @@ class Painter:
 
         A sharp one has as many rays per pixel as the run's evaluation instead of one.
         """
-        viewpoint = request.viewpoint
-        renderer = self._renderer(self._run.trainer.evaluation.supersampling if sharp else 1)
-        cameras = viewpoint.cameras(request.height, request.width, rows).to(self._run.model.device)
-        return to_uint8(picture(renderer.view(cameras, 0), request.mode, self._depths(viewpoint.matrix[:3, 3]))).cpu()
-
-    def _depths(self, camera: Tensor) -> tuple[float, float]:
-        """Returns the depths of the first and the last colour for a camera at a position (3,), world units."""
-        (low, high), warp = self._content, self._run.model.warp
-        usual = 0.25 * float((high - low).norm())
-        if warp is not None:
-            near = warp.near if warp.is_forward_facing else usual
-            return near, _FARTHEST * near
-        near = max(usual, float((camera - camera.clamp(low, high)).norm()))
-        far = float(torch.maximum((camera - low).abs(), (camera - high).abs()).norm())
-        return near, max(far, 1.001 * near)
+        viewpoint, height, width = request.viewpoint, request.height, request.width
+        view = self._renderer(self.run.trainer.evaluation.supersampling if sharp else 1).view(
+            viewpoint.cameras(height, width, rows).to(self.run.model.device), 0
+        )
+        depths = self._depths(viewpoint, width / height) if request.mode == "depth" else (0.5, 1.0)
+        return to_uint8(picture(view, request.mode, depths)).cpu()
 
 
 def content_box(run: TrainedModel) -> Tensor:
@@ -203,6 +150,9 @@ class RenderWorker:
         frames_per_second: Desired rate while a camera moves.
         poll: Called by the thread; returns the field if it has changed since the last call, otherwise None. Nobody else
             may change this field.
+
+    Attributes:
+        painter: Draws the newest field; None until there is one.
     """
 
     def __init__(
@@ -218,7 +168,8 @@ class RenderWorker:
         self._clients: dict[int, _Client] = {}
         self._wake = threading.Condition()
         self._closed = False
-        self._painter: Painter | None = None
+        self.painter: Painter | None = None
+        self._update_fraction = _UPDATE_FRACTION
         self._next_update = 0.0
         self._last_error = ""
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -240,6 +191,10 @@ class RenderWorker:
         with self._wake:
             self._clients.pop(client_id, None)
 
+    def hurry(self) -> None:
+        """Draws newer fields without the pauses that leave time for training."""
+        self._update_fraction, self._next_update = 1.0, 0.0
+
     def close(self) -> None:
         """Ends the thread."""
         with self._wake:
@@ -247,10 +202,14 @@ class RenderWorker:
             self._wake.notify()
         self._thread.join(_CLOSING_SECONDS)
 
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[None]:
+        """Draws without gradients, in a separate stream, so that neither drawing nor training waits for the other."""
+        with torch.no_grad(), contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            yield
+
     def _loop(self) -> None:
-        # A separate stream, so that neither drawing nor training waits for the other.
-        stream = contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
-        with torch.no_grad(), stream:
+        with self.stream():
             while not self._closed:
                 try:
                     self._update()
@@ -266,14 +225,14 @@ class RenderWorker:
         """Draws for the client whose turn it is, or waits a little."""
         with self._wake:
             client = self._next_client()
-            if client is None or self._painter is None:
+            if client is None or self.painter is None:
                 self._wake.wait(_POLL_SECONDS)
                 return
             request, sharp = client.request, client.detail == Detail.COARSE
             # Set before drawing, because a change of the request sets it back.
             client.detail = Detail.SHARP if sharp else Detail.COARSE
         try:
-            self._draw(self._painter, client, request, sharp=sharp)
+            self._draw(self.painter, client, request, sharp=sharp)
         except Exception:
             with self._wake:
                 if client.detail != Detail.NONE:
@@ -302,7 +261,7 @@ class RenderWorker:
         self._deliver(client.client_id, pixels, sharp, time.perf_counter() - started)
         now = time.perf_counter()
         if sharp:
-            pause = (now - started) * (1 / _UPDATE_FRACTION - 1)
+            pause = (now - started) * (1 / self._update_fraction - 1)
             self._next_update = now + max(_MIN_SECONDS_BETWEEN_UPDATES, pause)
         else:
             client.record(pixels.shape[0] * pixels.shape[1], now - started)
@@ -330,7 +289,7 @@ class RenderWorker:
     def _update(self) -> None:
         """Switches to a newer field when due."""
         resting = not self._clients or time.perf_counter() < self._next_update
-        if self._painter is not None and resting:
+        if self.painter is not None and resting:
             return
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.default_stream(self._stream.device))
@@ -339,7 +298,7 @@ class RenderWorker:
             return
         painter = Painter(run)
         with self._wake:
-            self._painter = painter
+            self.painter = painter
             for client in self._clients.values():
                 # The present picture serves as the coarse one.
                 client.detail = min(client.detail, Detail.COARSE)

@@ -16,7 +16,7 @@ import math
 import socket
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -36,6 +36,8 @@ from voxelfield.messages import clipped
 from voxelfield.viewer.address import Address
 
 logger = logging.getLogger(__name__)
+
+_quiet = functools.partial(contextlib.redirect_stdout, None)  # viser prints banners
 
 MOST_CONNECTIONS = 32  # twice as many with those that are being opened or closed
 MESSAGES_PER_SECOND = 300  # that are read from a connection, on average; further ones wait in the browser
@@ -96,7 +98,7 @@ def start_server(address: Address, label: str) -> Any:
     original = websockets.asyncio.server.serve
     websockets.asyncio.server.serve = serve  # type: ignore[misc, assignment]
     try:
-        with quiet():
+        with _quiet():
             server = viser.ViserServer(address.host, address.port, label=label, verbose=False)
     finally:
         websockets.asyncio.server.serve = original  # type: ignore[misc]
@@ -143,7 +145,7 @@ def _bypassed(server: Any, address: Address) -> str | None:
         except (OSError, websockets.exceptions.WebSocketException):
             return None
 
-    with quiet():
+    with _quiet():
         if code(b"", origin="http://another.invalid") != http.HTTPStatus.FORBIDDEN:
             return "requests"
         return None if code(b"\xc1") == _POLICY_VIOLATION else "messages"
@@ -151,21 +153,8 @@ def _bypassed(server: Any, address: Address) -> str | None:
 
 def stop_server(server: Any) -> None:
     """Stops viser's server."""
-    with quiet():
+    with _quiet():
         server.stop()
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Prevents viser from printing banners."""
-    from rich import get_console
-
-    console = get_console()
-    before, console.quiet = console.quiet, True
-    try:
-        yield
-    finally:
-        console.quiet = before
 
 
 class _LogOnce:
@@ -328,8 +317,8 @@ def validated(data: bytes | str, control_of: Callable[[str], Any]) -> bytes | No
         _normalise(message)
     elif isinstance(message, GuiUpdateMessage):
         control = control_of(message.uuid)
-        if control is None or control.disabled:
-            return None  # since the user has seen it
+        if control is None or getattr(control, "disabled", True):
+            return None  # since the user has seen it; a progress bar is for nobody
         message.updates.value = control_value(control, message.updates.value)
     return msgspec.msgpack.encode(message)
 
