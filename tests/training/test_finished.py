@@ -26,7 +26,8 @@ def write_run(directory: Path, **metrics: Any) -> None:
         (directory / name).touch()
     views = {"r_0": 1.0, "far/r_1": 2.0}
     rows = [{"name": name, "psnr": psnr} for name, psnr in views.items()]
-    content = {"per_view": rows, "psnr": 1.5, "steps": 30, "settings": recorded_settings(settings()), "split": "test"}
+    content = {"scene": "bricks", "per_view": rows, "psnr": 1.5, "train_seconds": 2.5, "steps": 30, "split": "test"}
+    content["settings"] = recorded_settings(settings())
     (directory / "metrics.json").write_text(json.dumps(content | {"psnr_per_view": views} | metrics))
 
 
