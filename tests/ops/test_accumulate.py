@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -137,6 +139,21 @@ def test_a_slab_receives_what_its_planes_would(device, channels, dtype, padding,
     accumulate_trilinear_([slab], values, points, slabs=[(span[0], 9)], **options)
     accumulate_trilinear_([whole], values, points, **options)
     assert_same_slab(slab, whole[slice(*span)])
+
+
+FIRST = """
+import sys, torch
+from voxelfield.ops._internal.accumulate import accumulate_trilinear_
+total = torch.zeros(3, 3, 3, 1, device=sys.argv[1])
+accumulate_trilinear_([total], total.new_ones(5, 1), total.new_full((5, 3), 0.5), padding="periodic")
+assert abs(float(total.sum()) - 5) < 1e-5
+"""
+
+
+def test_it_may_be_the_first_op_of_a_process(device):
+    """Kernels are loaded when the first op asks for them."""
+    done = subprocess.run([sys.executable, "-c", FIRST, str(device)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("reduce", ["concat", "sum"])

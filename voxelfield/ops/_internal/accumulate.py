@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from voxelfield import _library
 from voxelfield.foundation.checks import as_coordinates
 from voxelfield.ops._grids import PADDINGS, Padding, grid_options, grid_stencil
 from voxelfield.ops._table import declare
@@ -61,6 +62,7 @@ def accumulate_trilinear_(
         shapes = tuple((planes, *total.shape[1:]) for total, (_, planes) in zip(sums, of_grids, strict=True))
         columns = sums[0].shape[-1] if add else sum(total.shape[-1] for total in sums)
         own = values.narrow(1, column, columns)
+        _library.ensure_loaded(values.device.type)  # splat is made for backward passes, before which an op has run
         fresh = stencil.splat(own.to(sums[0].dtype), points, shapes)
         for total, part, (first, _) in zip(sums, fresh, of_grids, strict=True):
             total.add_(part.narrow(0, first, total.shape[0]))
