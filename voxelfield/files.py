@@ -33,6 +33,11 @@ _STEM, _SUFFIX = 40, 10
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM, errno.EACCES}
 
 
+def size_on_disk(path: Path) -> int:
+    """Returns the bytes of a file, or of all files of a folder."""
+    return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
+
+
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Opens a regular file, or a link to one, for reading.
 

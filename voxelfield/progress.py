@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from voxelfield import processes
+from voxelfield.files import size_on_disk
 
 logger = logging.getLogger(__name__)
 
@@ -149,4 +150,4 @@ def size_in_words(path: Path) -> str:
     """Returns the size of a file, or of all files of a folder, such as ``3.21MB``."""
     from tqdm import tqdm
 
-    return str(tqdm.format_sizeof(sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file()), "B"))
+    return str(tqdm.format_sizeof(size_on_disk(path), "B"))

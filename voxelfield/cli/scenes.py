@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from voxelfield.datasets.download import download, downloadable_scenes
+from voxelfield.files import size_on_disk
 from voxelfield.messages import one_line
 from voxelfield.run_directory import METRICS, runs_folder, runs_in
 
@@ -110,7 +111,7 @@ def run_runs(options: argparse.Namespace) -> None:
     rows = [("scene", "PSNR", "seconds", "MiB", "date", "folder")]
     for directory, metrics in finished.items():
         scene, folder = one_line(metrics["scene"]), one_line(str(directory))
-        size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()) / 2**20
+        size = size_on_disk(directory) / 2**20
         date = datetime.fromtimestamp((directory / METRICS).stat().st_mtime).strftime("%Y-%m-%d %H:%M")
         rows.append((scene, f"{metrics['psnr']:.2f}", f"{metrics['train_seconds']:.1f}", f"{size:.1f}", date, folder))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -375,7 +375,7 @@ def exif_exposures(paths: Sequence[Path]) -> Tensor | None:
 
     if not paths or not math.isfinite(read(paths[0])):
         return None
-    found = torch.tensor(in_threads(read, paths, "looked at"))
+    found = torch.tensor(in_threads(read, paths, "reading EXIF data"))
     return found if bool(found.isfinite().all()) else None
 
 
