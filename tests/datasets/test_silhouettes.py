@@ -218,7 +218,7 @@ def test_the_box_of_an_object_does_not_depend_on_what_is_loaded(tmp_path, file):
 def test_photographs_have_nested_boxes_in_any_layout(tmp_path, file):
     scene = load(write_frames(tmp_path, file, opaque(ball_split(around(24)))))
     warp = choose_warp(scene, WarpConfig())
-    assert warp.count == 6
+    assert warp.count == 7
     assert 0.1 < warp.near < 1.1
     low, high = torch.tensor(warp.aabb)
     assert ((low + high) / 2 - CENTRE).abs().max() < 0.01

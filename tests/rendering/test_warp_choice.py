@@ -325,6 +325,15 @@ def test_cameras_that_turn_on_the_spot_are_known_whatever_their_unit(unit):
     assert [turn_on_the_spot(poses) for poses in several] == [True, *4 * [False]]
 
 
+def test_without_points_rays_begin_where_the_nearest_cameras_may_see_the_subject():
+    around = circle(40, 4.0)
+    assert nested_boxes_of_cameras(around).near == pytest.approx(0.8)
+    assert nested_boxes_of_cameras(torch.cat((around, circle(20, 1.0)))).near == pytest.approx(0.2)
+    room = turned_about(circle(8, 1.0))
+    room[0, :3, 3] = 0
+    assert nested_boxes_of_cameras(room).near > 0.1, "cameras that look outwards may stand in the middle"
+
+
 def test_points_say_where_the_subject_is():
     torch.manual_seed(0)
     near = torch.tensor([5.0, 0.0, 1.0]) + torch.tensor([1.0, 2.0, 0.5]) * (2 * torch.rand(900, 3) - 1)
@@ -366,8 +375,8 @@ def test_points_of_the_background_do_not_widen_the_smallest_box():
 def test_the_largest_box_reaches_beyond_the_cameras():
     boxes = nested_boxes_of_cameras(circle(40, 4.0, height=1.0), background(2000, [-0.4] * 3, [0.4] * 3))
     low, high = torch.tensor(boxes.outermost)
-    assert (low < -8).all(), "photographs show more than what structure from motion found points on"
-    assert (high > 8).all()
+    assert (low < -16).all(), "photographs show more than what structure from motion found points on"
+    assert (high > 16).all()
     assert torch.tensor(boxes.aabb)[1, 0] < 0.5
 
 

@@ -41,12 +41,13 @@ _OUTSIDE_INNERMOST = 0.1
 _THINNEST = 0.1
 # Without points: the size of the smallest box in sizes of the cube of the cameras, and the number of boxes.
 _INNERMOST = 0.25
-_BOXES = 6
+_BOXES = 7
 # With points, if cameras look at a subject from many sides: the largest size of the smallest box, likewise.
 _LARGEST_INNERMOST = 0.5
-# How far the largest box reaches, at least, in distances of the farthest camera from its centre.
-_BEYOND_CAMERAS = 2.0
-# Where rays begin: in depths of the nearest points, or in distances of the centre.
+# How far the largest box reaches, at least, in distances of the farthest camera from its centre. One box more than with
+# 2.0 takes no time and little memory, and outdoors hills, trees and clouds gain (docs/experiments/photographs.md).
+_BEYOND_CAMERAS = 4.0
+# Where rays begin: in depths of the nearest points, or in the nearest cameras' distance from the subject.
 _NEAR_OF_NEAREST = 0.3
 _NEAR_OF_CENTRE = 0.2
 _OUTLIERS = 0.01
@@ -218,7 +219,7 @@ def nested_boxes_of_cameras(c2w: Tensor, points: Tensor | None = None) -> Nested
     """Returns nested boxes for photographs that also show the surroundings.
 
     With points, the smallest box contains the middle four fifths of them along each axis. The largest contains nearly
-    all of them and reaches twice as far as the cameras. Outdoors, most points may belong to the background. So if
+    all of them and reaches four times as far as the cameras. Outdoors, most points may belong to the background. So if
     cameras look at a subject from many sides, and the points reach more than halfway to the cameras along an axis, the
     smallest box reaches halfway. Without points, it is a quarter of the cube of :func:`box_of_cameras`. Poses and
     points are those of :class:`CaptureFacts`, at least one pose.
@@ -227,7 +228,9 @@ def nested_boxes_of_cameras(c2w: Tensor, points: Tensor | None = None) -> Nested
     viewed, distance, from_many_sides = viewed_cube(c2w)
     if points is None or len(points) == 0 or bool((points == points[0]).all()):
         low, high, count = viewed - _INNERMOST * distance, viewed + _INNERMOST * distance, _BOXES
-        near = _NEAR_OF_CENTRE * float(distance)
+        # Cameras around a subject may come close to it, as to the middle of a long one.
+        nearest = torch.quantile((c2w[:, :3, 3] - viewed).norm(dim=-1), _OUTLIERS) if from_many_sides else distance
+        near = _NEAR_OF_CENTRE * float(nearest)
     else:
         # A random subset rather than every n-th point, because the points of frusta have a regular order.
         some = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:_MAX_POINTS]
