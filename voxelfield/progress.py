@@ -147,7 +147,9 @@ class NotebookPicture:
 
 
 def size_in_words(path: Path) -> str:
-    """Returns the size of a file, or of all files of a folder, such as ``3.21MB``."""
+    """Returns the size of a file, or of all files of a folder, such as ``3.21 MB``."""
     from tqdm import tqdm
 
-    return str(tqdm.format_sizeof(size_on_disk(path), "B"))
+    text = tqdm.format_sizeof(size_on_disk(path), "B")
+    number = text.rstrip("BkMGTPEZY")
+    return f"{number} {text[len(number) :]}"

@@ -6,6 +6,8 @@ import argparse
 import importlib
 import json
 import os
+import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -76,3 +78,11 @@ def test_the_table_has_the_finished_runs_and_the_others_are_named(finished, caps
 def test_runs_are_looked_for_where_training_puts_them():
     hydra = yaml.safe_load((config_folder() / "train.yaml").read_text())["hydra"]
     assert all(hydra[mode]["dir"].startswith(f"{runs_folder()}/") for mode in ("run", "sweep"))
+
+
+def test_the_list_of_runs_does_not_import_torch(tmp_path):
+    """Which takes a second or more."""
+    program = "import sys; from voxelfield.cli.command import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+    command = [sys.executable, "-c", program, "runs", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    assert done.stdout.splitlines()[-1] == "False"

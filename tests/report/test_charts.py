@@ -59,6 +59,16 @@ def test_a_curve_of_one_value_has_a_chart(value):
         assert 0 < y < HEIGHT
 
 
+def test_a_single_value_is_drawn_as_a_dot():
+    """Such as the views of a run that is shorter than the interval between previews."""
+    chart = line_chart("PSNR", "dB", {"train": ((20, 20.0), (40, 25.0)), "test": ((40, 24.0),)})
+    (_, (right, top)), _ = drawn(chart)
+    ((x, y, color),) = re.findall(r'<use [^>]*x="(\S+)" y="(\S+)" style="fill: (#\w+)', chart.svg.decode())
+    assert color == COLORS[1]
+    assert float(x) == pytest.approx(right)
+    assert top < float(y) < HEIGHT
+
+
 def test_nothing_to_draw_is_no_chart():
     assert line_chart("empty", "", {}) is None
     assert line_chart("nan", "", {"nan": ((1, math.nan), (2, math.inf))}) is None

@@ -141,7 +141,7 @@ def test_sizes_are_those_of_files_and_folders(tmp_path):
     (tmp_path / "inner").mkdir()
     for name, size in (("a.glb", 3214), ("inner/b.bin", 2_000_000)):
         (tmp_path / name).write_bytes(bytes(size))
-    assert (size_in_words(tmp_path / "a.glb"), size_in_words(tmp_path)) == ("3.21kB", "2.00MB")
+    assert (size_in_words(tmp_path / "a.glb"), size_in_words(tmp_path)) == ("3.21 kB", "2.00 MB")
 
 
 def test_a_notebook_shows_a_picture_that_sharpens(monkeypatch, caplog):

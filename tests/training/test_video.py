@@ -60,6 +60,17 @@ def test_a_video_has_the_size_the_speed_and_the_colours_of_its_images(tmp_path):
         assert (stream.codec_context.name, stream.pix_fmt, stream.average_rate) == ("h264", "yuv420p", 10)
 
 
+def test_a_video_states_its_colours(tmp_path):
+    """Chromium would guess the matrix of BT.709 for one with 720 rows or more, and show an orange for a red."""
+    write_video(tmp_path / "a.mp4", [torch.zeros(16, 16, 3)])
+    with av.open(tmp_path / "a.mp4") as video:
+        stated, values = video.streams.video[0].codec_context, av.video.reformatter
+    assert stated.colorspace == values.Colorspace.ITU601
+    assert stated.color_range == values.ColorRange.MPEG
+    assert stated.color_primaries == values.ColorPrimaries.BT709
+    assert stated.color_trc == values.ColorTrc.IEC61966_2_1
+
+
 @pytest.mark.parametrize(("size", "drawn"), [((4000, 3000), (1067, 800)), ((200, 160), (200, 160))])
 def test_the_video_of_a_run_has_800_rows_or_those_of_smaller_images(size, drawn):
     path = at_video_size(Cameras(torch.eye(4)[None], torch.full((1, 4), float(size[1])), *size))

@@ -145,7 +145,7 @@ def measures(capture: Capture) -> list[tuple[str, str]]:
         percent = 100 * sum(capture.transparency) / len(capture)
         some = sum(fraction > 0 for fraction in capture.transparency)
         rows.append(("transparent pixels", f"{percent:.2g} % of all, in {some} of {len(capture)} images"))
-    rows.append(("coordinates", "right-handed world as in the files; cameras look along -z, with y up"))
+    rows.append(("coordinates", "right-handed world as in the files; cameras look along -z, y up"))
     return rows
 
 

@@ -188,7 +188,7 @@ def _run(verb: str, module: ModuleType, arguments: Sequence[str]) -> int:
     Its module has ``add_VERB_arguments(parser)`` and ``run_VERB(options)``, which may return an exit status, and whose
     docstring is the description.
     """
-    from voxelfield import processes
+    from voxelfield import launch_environment
 
     alone = verb != "build"
     only = "This command is run by one process; several of torchrun or srun are refused." if alone else None
@@ -199,7 +199,7 @@ def _run(verb: str, module: ModuleType, arguments: Sequence[str]) -> int:
         add_arguments(parser)
         try:
             options = parser.parse_args(arguments)
-            if alone and (count := processes.started()) > 1:
+            if alone and (count := launch_environment.started()) > 1:
                 raise ValueError(f"{verb} must be run by one process, got {count} that torchrun or srun has started")
             result: int = run(options) or 0
             return result

@@ -30,7 +30,7 @@ from filelock import FileLock, Timeout
 from torch import distributed
 from torch.distributed.rendezvous import rendezvous
 
-from voxelfield import processes
+from voxelfield import launch_environment, processes
 from voxelfield.cli.command import INTERRUPTED, LAUNCHER, complain, exit_status
 from voxelfield.devices import choose_device
 from voxelfield.interrupt import SIGNALS, Interrupt
@@ -63,13 +63,13 @@ def count_processes(settings: RunConfig) -> int:
     Raises:
         ValueError: ``devices`` contradicts the processes that have been started, the GPUs there are, or ``device``.
     """
-    started, given = processes.started(), settings.devices
+    started, given = launch_environment.started(), settings.devices
     on_cpu, gpus = settings.device == "cpu" or not torch.cuda.is_available(), torch.cuda.device_count()
     if started > 1:
         count = started
         if given not in (None, "all", str(started)):
             counted, remedy = "processes that were started", ""
-            if processes.by_slurm():
+            if launch_environment.by_slurm():
                 counted = "tasks of this step of SLURM (SLURM_STEP_NUM_TASKS)"
                 remedy = f": start it by srun --ntasks={given}, with --overlap inside of another step"
             raise ValueError(f"devices must be left out or {started}, the number of {counted}, got {given}{remedy}")
@@ -97,12 +97,12 @@ def by_slurm() -> dict[str, str]:
         )
     first = re.sub(r"\[(\d+)[^\]]*\]", r"\1", re.split(r",(?![^\[]*\])", nodes)[0])
     return {
-        "RANK": str(processes.variable("SLURM_PROCID")),
-        "WORLD_SIZE": str(processes.variable("SLURM_STEP_NUM_TASKS", 1)),
-        "LOCAL_RANK": str(processes.variable("SLURM_LOCALID")),
+        "RANK": str(launch_environment.variable("SLURM_PROCID")),
+        "WORLD_SIZE": str(launch_environment.variable("SLURM_STEP_NUM_TASKS", 1)),
+        "LOCAL_RANK": str(launch_environment.variable("SLURM_LOCALID")),
         "MASTER_ADDR": first,
         # Jobs that share a node have different ports.
-        "MASTER_PORT": str(20000 + processes.variable("SLURM_JOB_ID") % 10000),
+        "MASTER_PORT": str(20000 + launch_environment.variable("SLURM_JOB_ID") % 10000),
     }
 
 
@@ -182,12 +182,12 @@ def join(settings: RunConfig) -> None:
         ConnectionError: They have not found each other within ``process_timeout``.
     """
     hint = ""
-    if processes.by_slurm():
-        hint = f", for the {processes.started()} tasks of this step of SLURM"
+    if launch_environment.by_slurm():
+        hint = f", for the {launch_environment.started()} tasks of this step of SLURM"
         for name, value in by_slurm().items():
             os.environ.setdefault(name, value)
-    processes.variable("RANK", 0, processes.started() - 1)
-    port = processes.variable("MASTER_PORT", 1, 2**16 - 1)
+    launch_environment.variable("RANK", 0, launch_environment.started() - 1)
+    port = launch_environment.variable("MASTER_PORT", 1, 2**16 - 1)
     device = choose_device(settings.device)
     if device.type == "cuda":
         # Divided grids are whole while they are resized. By default, torch keeps the memory that this took in segments
@@ -221,7 +221,7 @@ def _meet(values: Mapping[str, Any], timeout: timedelta) -> tuple[distributed.St
     except RuntimeError:
         with contextlib.suppress(RuntimeError):
             if first:  # the address may be in use by another process of this rank, which waits for others
-                _compare(_connect(), 0, processes.started(), values, timedelta(seconds=_VERDICT_SECONDS))
+                _compare(_connect(), 0, launch_environment.started(), values, timedelta(seconds=_VERDICT_SECONDS))
         raise
     store = distributed.PrefixStore(_attempt(), store)
     _compare(store, rank, count, values, timeout)
@@ -354,7 +354,7 @@ def _connect() -> distributed.Store:
     """Returns a connection to the group's store, with the prefix of this attempt."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     timeout = timedelta(seconds=_VERDICT_SECONDS)
-    store = _within(timeout, lambda: distributed.TCPStore(address, port, processes.started(), timeout=timeout))
+    store = _within(timeout, lambda: distributed.TCPStore(address, port, launch_environment.started(), timeout=timeout))
     return distributed.PrefixStore(_attempt(), store)
 
 

@@ -26,7 +26,7 @@ from hydra.types import RunMode
 from hydra.utils import get_original_cwd
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from voxelfield import processes
+from voxelfield import launch_environment, processes
 from voxelfield.cli import launching
 from voxelfield.cli.command import INTERRUPTED, TerminalHandler, complain, exit_status, one_line_records, show
 from voxelfield.cli.train_help import help_text
@@ -109,7 +109,7 @@ def _main(arguments: Sequence[str]) -> int:
         return complain(f"the run directory cannot be written to: {error}", 1)
     except KeyboardInterrupt:
         # Of several processes, each is told to end when one has failed, which is the one to report.
-        return INTERRUPTED if processes.started() > 1 else complain("stopped at once", INTERRUPTED)
+        return INTERRUPTED if launch_environment.started() > 1 else complain("stopped at once", INTERRUPTED)
     finally:
         if run.lock is not None:
             run.lock.release()
@@ -147,7 +147,7 @@ class StartRun(Callback):
         try:
             settings = parse(RunConfig, OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
             count = launching.count_processes(settings)
-            if count > 1 and processes.started() > 1:
+            if count > 1 and launch_environment.started() > 1:
                 launching.join(settings)
             if count > processes.count():
                 sys.exit(launching.launch(count, choose_device(settings.device).type))
@@ -243,7 +243,7 @@ def with_scene_folder(overrides: Sequence[str]) -> tuple[list[str], FoundScene |
     alone = [text for text in scenes if _is_alone(text)]
     if alone and len(scenes) > 1:
         raise ValueError(f"scene must be given once, got {' and '.join(map(clipped, scenes))}")
-    if alone and processes.started() == 1:
+    if alone and launch_environment.started() == 1:
         print(one_line(f"{clipped(alone[0])} is read as scene={clipped(alone[0])}"), file=sys.stderr)  # noqa: T201
     replaced, found = [], None
     for text in overrides:

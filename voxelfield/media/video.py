@@ -78,6 +78,11 @@ def write_video(path: Path, images: Iterable[Tensor], fps: float = 30, *, room: 
     try:
         with imageio.imopen(encoded, "w", plugin="pyav", extension=".mp4") as video:
             video.init_video_stream("libx264", fps=float(fps), pixel_format="yuv420p")
+            # Players guess the colours of a video that does not state them, from 720 rows on as BT.709's, so that they
+            # would differ from the images. These are sRGB, and libswscale converts to YUV by the matrix of BT.601.
+            codec, values = video._video_stream.codec_context, av.video.reformatter
+            codec.colorspace, codec.color_range = values.Colorspace.ITU601, values.ColorRange.MPEG
+            codec.color_primaries, codec.color_trc = values.ColorPrimaries.BT709, values.ColorTrc.IEC61966_2_1
             # This opens the encoder, which is flushed also after an error of `images`.
             video.write_frame(first)
             with BackgroundWriter(1, max(_MIN_WAITING, room // first.nbytes)) as writer:

@@ -195,7 +195,8 @@ def line_chart(
         axes = figure.add_axes((0.13, 0.17, 0.84, 0.77), axisbelow=True)
         axes.set_yscale("log" if logarithmic else "linear")
         for color, curve in zip(COLORS, drawable.values(), strict=False):
-            axes.plot(*zip(*curve, strict=True), color=color, linewidth=2, clip_on=False)
+            marker = "o" if len(curve) == 1 else ""  # a line through one point would not be visible
+            axes.plot(*zip(*curve, strict=True), color=color, linewidth=2, marker=marker, clip_on=False)
         axes.set(xlim=(0, max(last_step, 1)), ylim=(0 if from_zero else None, None))
         axes.set_xlabel("steps", loc="right")
         for axis in (axes.xaxis, axes.yaxis):

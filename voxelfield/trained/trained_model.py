@@ -304,7 +304,7 @@ class TrainedModel:
         if processes.is_first():
             logger.log(
                 logging.WARNING if cost > _LARGE_COST else logging.INFO,
-                "drawn from stored values, %d views have a mean PSNR of %.2f dB, and drawn without them %.2f dB",
+                "%d views drawn from stored values have a mean PSNR of %.2f dB, without them %.2f dB",
                 *(len(names), stored, exact[metric]),
             )
         return cost
