@@ -1,7 +1,7 @@
 """Draws frontier.svg, PSNR and SSIM for bonsai against seconds of training and against frames per second.
 
-Run it to draw it again. The figures are those of docs/training.md. gsplat 1.6.0 and SVRaster were trained on the same
-images with their own settings.
+Run it to draw it again. docs/presets.md shows the picture, with a table of most of its figures. gsplat 1.6.0 and
+SVRaster were trained on the same images with their own settings.
 """
 
 from __future__ import annotations
