@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from viewer_scene import served_page, session, trained_run
 
 from voxelfield.datasets.camera_path import read_camera_path
-from voxelfield.rendering.viewpoints import viewpoint_of
+from voxelfield.rendering.viewpoints import viewpoint_of, viewpoint_of_camera
 from voxelfield.runs.watching import TrainingViewer
 from voxelfield.settings import LoggerConfig
-from voxelfield.viewer.pictures import Detail, Painter, PictureRequest, viewpoint_of_camera
+from voxelfield.viewer.pictures import Detail, Painter, PictureRequest
 
 # Chromium takes its time on a busy machine, and its timing decides.
 pytestmark = [pytest.mark.long]

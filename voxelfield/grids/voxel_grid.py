@@ -442,7 +442,7 @@ class VoxelGrid(Grid):
         key = prefix + "features"
         saved = state_dict.get(key)
         self.working_copies = None  # copies of the old features
-        if isinstance(saved, Tensor) and saved.dim() == 4 and saved.shape != self.features.shape:
+        if isinstance(saved, Tensor) and saved.dim() == 4 and saved.numel() and saved.shape != self.features.shape:
             if saved.shape[-1] == self.channels:
                 for values in (self.features, nn.Parameter(saved, requires_grad=False)):
                     refuse_sharded(values, "load_state_dict of another resolution")

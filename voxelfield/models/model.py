@@ -154,11 +154,19 @@ class Model(nn.Module, Component):  # type: ignore[misc]
         return warp_of(self.field)
 
     @property
+    def content_box(self) -> Tensor:
+        """Box (2, 3) of the part of space that matters most, world units, on the CPU; synchronises with the device.
+
+        It is the smallest of nested boxes, or the box of the occupied cells.
+        """
+        if self.warp is not None:
+            return box_tensor(self.warp.aabb, torch.device("cpu"))
+        return (self.occupancy.bounds() if bool(self.occupancy.occupied.any()) else self.occupancy.aabb).cpu()
+
+    @property
     def centre(self) -> Tensor:
-        """Centre (3,) of the part of space that matters most, world units, on the CPU; synchronises with the device."""
-        if self.warp is None:
-            return self.field.aabb.mean(dim=0).cpu()
-        return box_tensor(self.warp.aabb, torch.device("cpu")).mean(dim=0)
+        """Centre (3,) of the field's box, or of the smallest of nested boxes, as of :attr:`content_box`."""
+        return (self.field.aabb.cpu() if self.warp is None else self.content_box).mean(dim=0)
 
     @property
     def settings(self) -> RenderSettings:
