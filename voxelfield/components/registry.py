@@ -68,11 +68,8 @@ class Key:
 def key(path: str, default: Any = MISSING, *, factory: Any = MISSING, **flags: Any) -> Any:
     """Declares a field of :class:`ComponentSettings`.
 
-    Args:
-        path: The key in the settings of a run.
-        default: The default. Without one, the key is declared elsewhere, and only read here.
-        factory: Returns the default, if that is mutable.
-        flags: Attributes of :class:`Key`.
+    Without a ``default`` or a ``factory``, which returns one that is mutable, the key ``path`` is declared elsewhere,
+    and only read here. ``flags`` are attributes of :class:`Key`.
     """
     mounted = not (default is MISSING and factory is MISSING)
     stated = {"key": Key(path, mounted, **flags)}
@@ -150,11 +147,9 @@ class ComponentSettings:
         return bool(self.switched_on())
 
     def check(self, config: Any, prefix: str = "") -> None:
-        """Raises ValueError for settings that would be ignored, or contradict those of the run.
+        """Raises ValueError for settings that would be ignored, or contradict those of the run, ``config``.
 
-        Args:
-            config: All settings of the run.
-            prefix: Begins each key in messages.
+        ``prefix`` begins each key in messages.
         """
         if self.is_on:
             return

@@ -14,7 +14,6 @@ from voxelfield.components.registry import Group, check_settings, keys_with, wit
 from voxelfield.config import BelowOne, Count, Form, Natural, NotNegative, Positive, Range, Resolution
 from voxelfield.datasets.options import ImageOptions, LoadOptions
 from voxelfield.devices import DEVICES, DEVICES_IN_WORDS
-from voxelfield.evaluation.metrics import WINDOW
 from voxelfield.grids.boxes import parse_box
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.pyramid import PyramidConfig
@@ -162,7 +161,8 @@ class TrainerConfig(Group):
         extra_rays: Whether ``max_rays`` grows, up to four times, in a scene of a single box that fewer than half of the
             pixels see, as of panoramas around an object (:meth:`with_rays_that_miss`).
         supersampling: Number of rays along each side of a training pixel; 1 casts a single ray through its centre.
-        patches: Number of square patches of neighbouring pixels in each step, in addition to single pixels.
+        patches: Number of square patches of neighbouring pixels in each step, in addition to single pixels, for losses
+            that compare them.
         patch_size: Side of the patches in pixels.
         pixel_averaging: Values that are averaged over a pixel's rays: ``linear_light``, which sRGB values encode, or
             the ``encoded`` values as they are; also used with ``evaluation.supersampling``.
@@ -312,11 +312,6 @@ class TrainerConfig(Group):
             raise ValueError(
                 f"{name}.patches must have room in {name}.max_rays = {self.max_rays} rays, got {self.patches} patches "
                 f"of {pixels} pixels"
-            )
-        if self.loss.ssim > 0 and (self.patches == 0 or self.patch_size < WINDOW):
-            raise ValueError(
-                f"{name}.patches must be positive and {name}.patch_size at least {WINDOW}, the side of SSIM's window, "
-                f"where {name}.loss.ssim is positive, got {self.patches} and {self.patch_size}"
             )
         steps = [stage.step for stage in self.stages]
         if not steps or steps[0] != 0 or steps != sorted(set(steps)):
