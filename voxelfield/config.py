@@ -142,12 +142,7 @@ def parse(schema: type[Config], values: Any, name: str = "") -> Config:
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
-    """Returns the message for an unknown key.
-
-    Args:
-        key: The whole key, with dots.
-        known: The valid alternatives for the last part of the key.
-    """
+    """Returns the message for an unknown key, with dots; ``known`` are the valid alternatives for its last part."""
     key = clipped(key if key.isprintable() else repr(key))
     group, _, last = key.rpartition(".")
     similar = difflib.get_close_matches(last, known, n=1)

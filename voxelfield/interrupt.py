@@ -47,11 +47,7 @@ class Interrupt:
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """Makes the first signal end a block by an exception.
-
-        Raises:
-            Interrupted: A signal arrives, or had arrived before.
-        """
+        """Makes the first signal end a block by raising :class:`Interrupted`, also one that had arrived before."""
         self._at_once = True
         try:
             if self.requested:

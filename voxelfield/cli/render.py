@@ -61,7 +61,6 @@ def _range(text: str) -> tuple[int, int]:
 
 
 def _color(text: str) -> list[float]:
-    """Parses a colour."""
     parts = {"white": "1,1,1", "black": "0,0,0"}.get(text, text).split(",")
     with contextlib.suppress(ValueError):
         color = [float(part) for part in parts]

@@ -272,12 +272,8 @@ class CameraRefinement(Component):
     def copies(self, index: int, twists: Tensor, shrink: int, pose_lr: float, steps: int) -> CameraRefinement:
         """Creates a refinement of several copies of one camera; focal lengths keep their current values.
 
-        Args:
-            index: Index of the camera.
-            twists: (K, 6) initial motions of the copies, as in :attr:`twists`.
-            shrink: Factor by which their images have fewer pixels along each side.
-            pose_lr: Learning rate of the motions.
-            steps: As for the constructor.
+        ``twists`` (K, 6) are the initial motions of the copies, as in :attr:`twists`, which are learned at the rate
+        ``pose_lr``. Their images have ``shrink`` times fewer pixels along each side.
         """
         cameras = self.given.shrunk(shrink)[[index] * len(twists)]
         # The rate of the focal length would rise after twice the steps.
@@ -290,14 +286,9 @@ class CameraRefinement(Component):
 
     @torch.no_grad()
     def twists_towards(self, index: int, poses: Tensor) -> Tensor:
-        """Returns the motions that move one camera to given poses, at the current focal lengths.
+        """Returns the motions (K, 6), as in :attr:`twists`, of one camera to given poses, at the current focal lengths.
 
-        Args:
-            index: Index of the camera.
-            poses: (K, 4, 4) camera to world, on the device.
-
-        Returns:
-            (K, 6) as in :attr:`twists`.
+        The poses are (K, 4, 4) camera to world, on the device.
         """
         poses = (poses - self._centre).double()
         if self.log_focal is not None:
@@ -307,12 +298,7 @@ class CameraRefinement(Component):
 
     @torch.no_grad()
     def set_pose(self, index: int, twist: Tensor) -> None:
-        """Sets the motion of one camera and resets its moments in the optimizer.
-
-        Args:
-            index: Index of the camera.
-            twist: (6,) as in :attr:`twists`, on any device.
-        """
+        """Sets the motion (6,) of one camera, from any device, and resets its moments in the optimizer."""
         self.twists[index] = twist
         for moment in self._optimizer.state[self.twists].values():
             if moment.shape == self.twists.shape:
@@ -401,14 +387,10 @@ class RefinedCameras:
         return align_cameras(self.given, self.refined)
 
     def follow(self, cameras: Cameras) -> Cameras:
-        """Moves cameras of the scene into the world frame of the field.
+        """Returns cameras of the scene, in the world frame of the given ones, moved into that of the field.
 
-        Args:
-            cameras: Cameras in the world frame of the given ones.
-
-        Returns:
-            The cameras, on their device. A camera whose pose equals that of a given one exactly gets its refined pose;
-            all others are moved by :attr:`similarity`. All focal lengths change by the same factor.
+        A camera whose pose equals that of a given one exactly gets its refined pose; all others are moved by
+        :attr:`similarity`. All focal lengths change by the same factor.
         """
         moved = self.similarity.cameras(cameras)
         c2w = moved.c2w.clone()

@@ -165,12 +165,7 @@ class ComponentSettings:
                 )
 
     def check_resumed(self, saved: Any, model: Model) -> None:
-        """Raises ValueError unless fixed settings are those of the checkpoint.
-
-        Args:
-            saved: The same settings in the checkpoint.
-            model: The present model.
-        """
+        """Raises ValueError unless the fixed settings equal those in ``saved``, the same settings in the checkpoint."""
         for name, stated in keys_of(type(self)).items():
             before, now = getattr(saved, name), getattr(self, name)
             if stated.fixed and before != now:
@@ -435,9 +430,7 @@ def active(config: Any) -> list[ComponentSettings]:
 def check_settings(config: Any, prefix: str = "") -> None:
     """Raises ValueError if settings of components would be ignored, or contradict each other or those of the run.
 
-    Args:
-        config: All settings of the run.
-        prefix: Begins each key in messages.
+    ``prefix`` begins each key in messages.
     """
     for each in settings_of(config):
         _answer(each, partial(each.check, config, prefix), None)

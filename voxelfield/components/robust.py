@@ -198,8 +198,7 @@ class RobustWeights(Component):
     def mask(self, index: int) -> Tensor:
         """Returns the pixels of a photograph that count, (height, width) bool on the CPU, without those masked before.
 
-        Args:
-            index: Number of a photograph whose image this process holds.
+        ``index`` is the number of a photograph whose image this process holds.
         """
         width, height = self._split.cameras.size(index)
         moves = self.moves[index].repeat_interleave(self.cell, 0).repeat_interleave(self.cell, 1)
@@ -253,9 +252,7 @@ def _images_folder(folders: Sequence[Path]) -> Path:
 def cell_sizes(split: Split, cell: int) -> Tensor:
     """Returns the number of pixels that are drawn in each cell of the local photographs, (N, Y, X) float32 on the CPU.
 
-    Args:
-        split: The photographs.
-        cell: Side of a cell in pixels.
+    ``cell`` is the side of a cell in pixels.
     """
     counted = pixels_that_count(split)
     if counted is None:
@@ -267,10 +264,8 @@ def cell_sizes(split: Split, cell: int) -> Tensor:
 def cell_variances(images: Tensor, cell: int) -> Tensor:
     """Returns the variance of colours in each cell of photographs, (N, Y, X) float32: the mean of the channels.
 
-    Args:
-        images: (N, H, W, 4) uint8 RGBA, straight alpha. The variance is averaged over a white and a black background,
-            so it includes silhouettes.
-        cell: Side of a cell in pixels.
+    ``images`` are (N, H, W, 4) uint8 RGBA, straight alpha. The variance is averaged over a white and a black
+    background, so it includes silhouettes. ``cell`` is the side of a cell in pixels.
     """
     variances = []
     for image in images:
@@ -284,9 +279,8 @@ def cell_variances(images: Tensor, cell: int) -> Tensor:
 def moving_cells(drawn: Tensor, unlike: Tensor) -> Tensor:
     """Returns which cells of photographs move, (N, Y, X) bool.
 
-    Args:
-        drawn: (N, Y, X) float32, numbers of pixels that were drawn in each cell.
-        unlike: (N, Y, X) float32, numbers of these pixels that are unlike the field.
+    Both arguments are (N, Y, X) float32: the numbers of pixels that were ``drawn`` in each cell, and of those among
+    them that are ``unlike`` the field.
     """
     around = F.avg_pool2d(torch.stack((drawn + _PRIOR / 9, unlike), dim=1), 3, 1, 1)
     seeds = around[:, 1] >= _SEED * around[:, 0]

@@ -53,14 +53,11 @@ def sharpness_weights(split: Split, exponent: float) -> Tensor:
     """Computes the weights of photographs, (N,) float32 on the CPU, whose mean is 1.
 
     Photographs that ``voxelfield inspect`` calls blurred count as the ratio of their sharpness to the lowest that is
-    not blurred (:data:`voxelfield.datasets.measures.BLURRED` of the median), to the power of ``exponent``; all others
-    count alike. Sharpness is measured in the images as trained on, so blur smaller than their pixels does not count.
+    not blurred (:data:`voxelfield.datasets.measures.BLURRED` of the median), to the power of ``exponent``, which is not
+    negative; all others count alike. Sharpness is measured in the images as trained on, so blur smaller than their
+    pixels does not count.
 
     A collective call if the split has a ``local_slice``.
-
-    Args:
-        split: The photographs.
-        exponent: Not negative; 0 gives equal weights.
     """
     measured = split.all_gather(
         [sharpness(Image.fromarray(split.image(index).numpy())) for index in split.local_indices]

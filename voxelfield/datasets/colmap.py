@@ -53,11 +53,7 @@ _SENSOR = 4 + 4  # of its type and its number
 
 
 def load_colmap(folder: Path, options: LoadOptions) -> Scene:
-    """Loads a capture; see :class:`voxelfield.datasets.registry.Format`.
-
-    Raises:
-        MissingPackageError: pycolmap is not installed.
-    """
+    """Loads a capture; see :class:`voxelfield.datasets.registry.Format`. It needs pycolmap."""
     source, images = find_model(folder, options.model)
     model = _read_model(source)
     posed = [image for image in model.images.values() if image.has_pose]

@@ -96,11 +96,7 @@ def _masked(name: Path) -> Path:
 
 
 def read_array(path: Path) -> npt.NDArray[Any]:
-    """Reads a NumPy array from a file ``.npy``.
-
-    Raises:
-        ValueError: The file is damaged, or no such array.
-    """
+    """Reads a NumPy array from a file ``.npy``; raises ValueError if the file is damaged, or no such array."""
     with open_regular(path) as file:
         try:
             array = np.load(file, allow_pickle=False)

@@ -119,8 +119,7 @@ def configured_scenes() -> tuple[str, ...]:
 def configured_box(scene: str) -> Sequence[Sequence[float]] | None:
     """Returns the box (2, 3) that ``configs/scene`` has for a name, in world units.
 
-    Args:
-        scene: A name or a path. A path never has a configured box, even if its folder has a configured name.
+    A path never has one, even if its folder has a configured name.
     """
     if scene not in configured_scenes():
         return None

@@ -166,12 +166,7 @@ class FieldSurface:
     def points(self, count: int, seed: int = 0) -> PointCloud:
         """Draws points of the surface, uniform in area, with normals and colours as :meth:`mesh` has them.
 
-        Args:
-            count: Number of points, at least 1.
-            seed: Seed of the random point positions.
-
-        Raises:
-            ValueError: ``count`` is below 1.
+        Raises ValueError if their number is below 1.
         """
         check_at_least_one("count", count)
         mesh = _trimesh(self.vertices, self.faces)

@@ -90,13 +90,7 @@ def mesh_package(name: str) -> Any:
 def save_points(path: Path | str, cloud: PointCloud) -> None:
     """Writes points with their normals and colours as a binary PLY, in the units and axes of the world.
 
-    Args:
-        path: ``*.ply``.
-        cloud: The points.
-
-    Raises:
-        ValueError: The path has another suffix.
-        OSError: The file cannot be written.
+    Raises ValueError if the path has another suffix than ``.ply``, and OSError if the file cannot be written.
     """
     check_suffix("path", path, (".ply",))
     rows = np.empty(len(cloud.points), _POINT)

@@ -175,12 +175,7 @@ def options() -> dict[str, dict[str, Option]]:
 
 
 def check_files(files: Mapping[str, Path], given: Mapping[str, Any]) -> None:
-    """Raises ValueError, for a command line, unless files and options fit the formats and each other.
-
-    Args:
-        files: The files, by the names of formats.
-        given: The options, by name.
-    """
+    """Raises ValueError, for a command line, unless files and options, by name, fit the formats and each other."""
     if not files:
         *names, last = (f"--{name}" for name in formats())
         raise ValueError(f"export must be given at least one of {', '.join(names)} and {last}, got none")

@@ -27,16 +27,10 @@ _CHUNK = 1 << 21
 
 
 def render_splats(splats: Splats, camera: Cameras, background: Tensor, near: Tensor | float) -> Tensor:
-    """Renders one image as splat viewers do, without anti-aliasing; differentiable in the splats.
+    """Renders one image as splat viewers do, (H, W, 3) float32, not below 0; differentiable in the splats.
 
-    Args:
-        splats: N Gaussians.
-        camera: One pinhole camera, on their device.
-        background: (3,) colour behind them.
-        near: Depth, () or (N,), world units, up to which a Gaussian is left out.
-
-    Returns:
-        (H, W, 3) float32, not below 0.
+    There is no anti-aliasing. The pinhole camera and ``background``, the colour (3,) behind the N Gaussians, are on
+    their device; ``near``, () or (N,), is the depth, in world units, up to which a Gaussian is left out.
     """
     pose, (width, height) = camera.c2w[0], camera.size(0)
     fx, fy, cx, cy = camera.intrinsics[0]

@@ -265,21 +265,14 @@ def _symmetric(upper: Tensor, size: int) -> Tensor:
 
 
 def fit_splats(splats: Splats, voxels: Tensor, model: Model, cameras: Cameras, steps: int) -> Splats:
-    """Fits all numbers of Gaussians to images of the field, by Adam.
+    """Fits all numbers of Gaussians to images of the field, by Adam; returns those that are not negligible.
 
     Each step compares a random window of the image of a random camera, at its resolution or a finer one, over a random
     background. Viewers widen every Gaussian by a part of a pixel, so fitting to one resolution alone would leave gaps
     at others.
 
-    Args:
-        splats: N Gaussians.
-        voxels: (N,) edges of the voxels that they represent, world units; nearer to a camera, they are not drawn.
-        model: The model of the field, on their device.
-        cameras: Pinhole cameras.
-        steps: Number of windows, at least 1.
-
-    Returns:
-        The fitted Gaussians that are not negligible.
+    The N Gaussians represent ``voxels`` with edges (N,), world units; nearer to a camera, they are not drawn. Cameras
+    are pinhole cameras, and there is at least one step.
     """
     field, settings = model.field, model.settings
     device, random = voxels.device, torch.Generator().manual_seed(0)

@@ -71,17 +71,13 @@ def density_surface(model: Model, level: float) -> Surface:
 def fused_surface(model: Model, cameras: Cameras, truncation: float) -> Surface:
     """Returns where the mean signed distance to the surfaces that views show is zero (Curless and Levoy 1996).
 
-    Each view gives the signed distance of a point to the surface in its depth map. More than ``truncation`` in front of
-    the surface, the view only marks space as empty; more than ``truncation`` behind it, the view does not count. A
-    point for which no view counts is unknown, so surfaces end where views end. Values are minus the mean distance, in
-    units of the truncation, within [-1, 1].
+    Each view, of a pinhole camera on the device of the model, gives the signed distance of a point to the surface in
+    its depth map. More than ``truncation``, in world units, in front of the surface, the view only marks space as
+    empty; more than that behind it, the view does not count. A point for which no view counts is unknown, so surfaces
+    end where views end. Values are minus the mean distance, in units of the truncation, within [-1, 1]. Only occupied
+    cells and their neighbours are fused.
 
     The distance is a function of position, computed from the depth maps; no grid of distances is stored.
-
-    Args:
-        model: The field; only its occupied cells and their neighbours are fused.
-        cameras: N pinhole cameras, on its device.
-        truncation: Distance, world units.
     """
     occupancy = model.occupancy
     wide = OccupancyGrid(tuple(occupancy.occupied.shape), occupancy.aabb).to(occupancy.aabb.device)

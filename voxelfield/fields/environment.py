@@ -47,16 +47,10 @@ class Environment(nn.Module):
         self.maps = nn.ParameterList([nn.Parameter(torch.zeros(shape, device=device)) for shape in shapes])
 
     def forward(self, directions: Tensor) -> Tensor:
-        """Returns the colours of directions.
+        """Returns the colours of directions, (R, 3) float32 in [0, 1], encoded as images are.
 
-        Args:
-            directions: (R, 3) float32 of any positive length, world frame, on the device of the maps.
-
-        Returns:
-            (R, 3) float32 in [0, 1], encoded as images are; differentiable with respect to maps and directions.
-
-        Raises:
-            ValueError: ``directions`` has another shape.
+        Directions are (R, 3) float32 of any positive length, world frame, on the device of the maps. Differentiable
+        with respect to maps and directions. Raises ValueError for directions of another shape.
         """
         check_tensor("directions", directions, ("R", 3))
         row, column = project(directions)

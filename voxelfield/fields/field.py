@@ -95,14 +95,10 @@ class Field:
         raise NotImplementedError(f"{type(self).__name__} must define density_in_warp")
 
     def sample(self, samples: PackedSamples, directions: Tensor) -> tuple[Tensor, Tensor]:
-        """Evaluates the field at packed ray samples.
+        """Evaluates the field at M packed samples of R rays with unit directions (R, 3).
 
-        Args:
-            samples: M samples of R rays.
-            directions: (R, 3) the rays' unit directions.
-
-        Returns:
-            density (M,), per world unit, and rgb (M, 3); float32. With a method ``shade``, features in place of rgb.
+        Returns density (M,), per world unit, and rgb (M, 3); float32. With a method ``shade``, features take the place
+        of rgb.
         """
         raise NotImplementedError(f"{type(self).__name__} must define sample")
 
@@ -199,14 +195,9 @@ class RadianceField(Field, nn.Module):
         return (density if unit is None else _in_world(density, warped, unit)), rgb
 
     def density(self, points: Tensor, **values: Tensor) -> Tensor:
-        """Evaluates the density alone.
+        """Evaluates the density alone, (M,) float32, per world unit, at world positions (M, 3).
 
-        Args:
-            points: (M, 3) world positions.
-            values: (M, ...) the values of :attr:`density_inputs`, by name; the decoder's defaults if absent.
-
-        Returns:
-            (M,), per world unit; float32.
+        ``values`` (M, ...) are those of :attr:`density_inputs`, by name; the decoder's defaults if absent.
         """
         warped, unit = self._locate(points)
         density = self.density_in_warp(warped, **values)
@@ -215,12 +206,8 @@ class RadianceField(Field, nn.Module):
     def density_in_warp(self, warped: Tensor, **values: Tensor) -> Tensor:
         """Evaluates the density in warped coordinates, which is the world frame if :attr:`warp` is None.
 
-        Args:
-            warped: (M, 3) positions in warped coordinates.
-            values: As for :meth:`density`.
-
-        Returns:
-            (M,), per unit of warped coordinates; float32.
+        ``warped`` are (M, 3) positions there, and the result is (M,) float32, per unit of warped coordinates.
+        ``values`` are as for :meth:`density`.
         """
         return self.decoder.density(self.grid(warped), **_select(self._density_inputs, warped, values))
 
@@ -236,16 +223,10 @@ class RadianceField(Field, nn.Module):
         return (points, None) if self.warp is None else self.warp.from_world(points)
 
     def sample(self, samples: PackedSamples, directions: Tensor, **values: Tensor) -> tuple[Tensor, Tensor]:
-        """Evaluates the field at packed ray samples.
+        """Evaluates the field at M packed samples of R rays, in warped coordinates, with unit directions (R, 3).
 
-        Args:
-            samples: M samples of R rays, in warped coordinates.
-            directions: (R, 3) the rays' unit directions, world frame.
-            values: (R, ...) the values of :attr:`extra_inputs`, by name.
-
-        Returns:
-            density (M,), per unit in warped coordinates, and rgb (M, 3) in [0, 1]; float32. With :attr:`shade`,
-            features in place of rgb.
+        ``values`` (R, ...) are those of :attr:`extra_inputs`, by name. Returns density (M,), per unit in warped
+        coordinates, and rgb (M, 3) in [0, 1]; float32. With :attr:`shade`, features take the place of rgb.
         """
         ray_index = samples.ray_index
         if torch.is_grad_enabled() and directions.requires_grad:

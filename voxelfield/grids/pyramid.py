@@ -217,10 +217,8 @@ class VoxelPyramid(Grid):
     def active_levels(self, dtype: torch.dtype) -> list[Tensor]:
         """Returns the features of the active levels in a dtype, without gradient. Do not write to them.
 
-        Args:
-            dtype: float16, bfloat16 or float32. If there are copies of this dtype (:meth:`enable_copies`), these are
-                returned; if the levels have this dtype, the levels themselves. Neither costs memory, and both change
-                as training continues.
+        If there are copies of this dtype, float16, bfloat16 or float32 (:meth:`enable_copies`), these are returned; if
+        the levels have this dtype, the levels themselves. Neither costs memory, and both change as training continues.
         """
         sampled = self.sampled_levels
         levels = sampled if sampled[0].dtype == dtype else self._active_features
@@ -256,8 +254,7 @@ class VoxelPyramid(Grid):
     def activate(self, mean_resolution: int) -> None:
         """Activates the dense levels up to a fineness, at least the coarsest, and the sparse levels that have blocks.
 
-        Args:
-            mean_resolution: The finest level to activate, as in ``resolutions`` or ``sparse_resolutions``.
+        ``mean_resolution`` is the finest level to activate, as in ``resolutions`` or ``sparse_resolutions``.
         """
         self.working_copies = None
         self.active = max(1, sum(level <= mean_resolution for level in self.resolutions))
@@ -307,10 +304,8 @@ class VoxelPyramid(Grid):
     def block_limits(self, max_blocks: int) -> dict[int, int]:
         """Returns the largest number of blocks of each sparse level, by its mean resolution.
 
-        The number of blocks along a surface grows with the square of that, so coarser levels need fewer.
-
-        Args:
-            max_blocks: Largest number of blocks of the finest sparse level.
+        The finest one may have ``max_blocks``. The number of blocks along a surface grows with the square of the
+        resolution, so coarser levels need fewer.
         """
         return {
             finer: max(1, round(max_blocks * (finer / self.sparse_resolutions[-1]) ** 2))
@@ -350,15 +345,10 @@ class VoxelPyramid(Grid):
         *,
         aabb: Sequence[Sequence[float]] | Tensor | None = None,
     ) -> None:
-        """Activates the levels up to a fineness, as coarse-to-fine training does.
+        """Activates the levels up to a fineness (:meth:`activate`), as coarse-to-fine training does.
 
-        Args:
-            mean_resolution: As for :meth:`activate`.
-            optimizer: The optimizer that trains the pyramid, if any.
-            aabb: A box to which all levels are moved first (:meth:`refit`), world units.
-
-        Raises:
-            ValueError: As for :meth:`refit`.
+        If a box ``aabb`` is given, in world units, all levels are moved to it first. The optimizer that trains the
+        pyramid, and the errors, are as for :meth:`refit`.
         """
         if aabb is not None:
             self.refit(aabb, optimizer)

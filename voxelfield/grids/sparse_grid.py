@@ -107,14 +107,11 @@ class SparseGrid(nn.Module):
         return x, y, z
 
     def atlas_positions(self, unit: Tensor) -> Tensor:
-        """Maps positions to the atlas, which :func:`voxelfield.ops.sample_trilinear` samples there.
+        """Maps positions (N, 3) float32 to the atlas, which :func:`voxelfield.ops.sample_trilinear` samples there.
 
-        Args:
-            unit: (N, 3) float32, in the unit cube of the box.
-
-        Returns:
-            (N, 3) in the unit cube of the atlas, NaN where no block is allocated. Differentiable: within a block, the
-            atlas is the grid's box on another scale. A position beyond a face gets no gradient across it.
+        Positions are in the unit cube of the box, and the result in that of the atlas, NaN where no block is allocated.
+        Differentiable: within a block, the atlas is the grid's box on another scale. A position beyond a face gets no
+        gradient across it.
         """
         placed = atlas_coordinates(unit.detach(), self.blocks, self.features.shape[:3])
         if not (needs_long_path() or (unit.requires_grad and torch.is_grad_enabled())):
@@ -122,13 +119,9 @@ class SparseGrid(nn.Module):
         return placed + (unit - unit.detach()) * self.atlas_slopes(unit)
 
     def atlas_slopes(self, unit: Tensor) -> Tensor:
-        """Returns the derivative of each coordinate of :meth:`atlas_positions`; 0 beyond the box's faces.
+        """Returns the derivative of each coordinate of :meth:`atlas_positions`, (N, 3) float32, without gradient.
 
-        Args:
-            unit: (N, 3) float32, in the unit cube of the box.
-
-        Returns:
-            (N, 3) float32, without gradient.
+        It is 0 beyond the box's faces.
         """
         inside = ((unit >= 0) & (unit <= 1)).to(unit.dtype)
         sides = zip(inside.unbind(dim=1), self.exists.shape, self.features.shape[:3], strict=True)
@@ -226,9 +219,8 @@ class SparseGrid(nn.Module):
     def share(self, sums: Tensor | None, touched: Tensor | None = None) -> None:
         """Sets all copies of a vertex to the sum of their values, in place.
 
-        Args:
-            sums: Tensor of the atlas's shape, float32, contiguous; None does nothing.
-            touched: The table of the vertices that are not zero, to which copies are added; None reads all vertices.
+        ``sums`` has the atlas's shape, float32, contiguous; None does nothing. ``touched`` is the table of the vertices
+        that are not zero, to which copies are added; None reads all vertices.
         """
         if sums is not None and self._copies.numel() > 0:
             sum_duplicates_(sums, self._copies, self._begins, touched)

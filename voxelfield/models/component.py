@@ -45,21 +45,16 @@ class Component:
     smooths_grids: ClassVar[bool] = False
 
     def before_step(self, step: int) -> None:
-        """Called before each step, outside of the CUDA graph; the model's comes first, unless :attr:`before_model`.
+        """Called before each step, outside of the CUDA graph, with the number of steps done.
 
-        Args:
-            step: Number of steps done.
+        The model's comes first, unless :attr:`before_model`.
         """
 
     def stage_begun(self) -> None:
         """Called when the grids have changed their box or resolution, and before the first step."""
 
     def step_done(self, step: int) -> None:
-        """Called after each step, outside of the CUDA graph.
-
-        Args:
-            step: Number of steps done, with this one.
-        """
+        """Called after each step, outside of the CUDA graph, with the number of steps done."""
 
     def finish(self) -> None:
         """Called after the last step, before the field is saved."""
@@ -84,16 +79,11 @@ class Component:
     def after_backward(self, step: Tensor) -> None:
         """Called when gradients, which the loss scale multiplies, have been accumulated, before any update.
 
-        Args:
-            step: Number of steps done, () int64 on the device.
+        ``step`` is the number of steps done, () int64 on the device.
         """
 
     def after_step(self, step: Tensor) -> None:
-        """Called after the update of all parameters.
-
-        Args:
-            step: As for :meth:`after_backward`; this step is not counted yet.
-        """
+        """Called after the update of all parameters, with the same ``step`` as :meth:`after_backward`."""
 
     def param_groups(self) -> Mapping[str, tuple[Sequence[nn.Parameter], float]]:
         """Returns parameters that the session optimises by Adam, with their learning rates, by name.
@@ -148,11 +138,9 @@ class Component:
 
 
 class LossTerms(Component):
-    """Adds loss terms without parameters or a state.
+    """Adds loss terms, by name, without parameters or a state.
 
-    Args:
-        terms: The terms, by name.
-        name: Name of the component, if others have terms too.
+    The component needs a name of its own if others have terms too.
     """
 
     def __init__(self, terms: Mapping[str, Loss], name: str = "") -> None:

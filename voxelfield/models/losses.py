@@ -50,11 +50,7 @@ def sample_rgb(outputs: Outputs, batch: Batch) -> Tensor:
 
 
 def distortion(outputs: Outputs, batch: Batch) -> Tensor:
-    """Mean distortion of the rays: how far apart the weights of a ray are.
-
-    Raises:
-        ValueError: The rays were rendered without distortion.
-    """
+    """Mean distortion of the rays, how far apart a ray's weights are; raises ValueError if it was not rendered."""
     if outputs.rendering.distortion is None:
         raise ValueError("rays must be rendered with their distortion where config.distortion is positive")
     # The distortion of rays that did not fit is zero.
@@ -86,9 +82,8 @@ def check_term(name: str, term: object, device: torch.device) -> None:
 def rendering_terms(weights: LossWeights, unit: float = 1.0) -> LossTerms:
     """Returns ``photometric``, with weight 1, and the terms of positive weight.
 
-    Args:
-        weights: The terms' weights. The term of the distortion raises ValueError if rays have none.
-        unit: Length, in world units, that the distortion and densities are measured in.
+    ``unit`` is the length, in world units, that the distortion and densities are measured in. The term of the
+    distortion raises ValueError if rays were rendered without it.
     """
 
     def weighted(term: Loss, weight: float) -> Loss:

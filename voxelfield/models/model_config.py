@@ -75,12 +75,8 @@ class ModelConfig:
     def choose(cls, values: Any, name: str) -> type[ModelConfig]:
         """Returns the model class selected by ``kind``, or the default model if there is no ``kind``.
 
-        Args:
-            values: A mapping, or a model.
-            name: The key of the values in the configuration.
-
-        Raises:
-            ValueError: There is no model of that kind, or the entry point of another package is not a model.
+        Values are a mapping or a model, with the key ``name`` in the configuration. Raises ValueError if there is no
+        model of that kind, or if the entry point of another package is not a model.
         """
         if cls is not ModelConfig:
             return cls
@@ -106,25 +102,15 @@ class ModelConfig:
     def check_resolution(self, finest: int, name: str) -> None:
         """Rejects settings that are incompatible with the finest resolution of training.
 
-        Args:
-            finest: The finest resolution, the cube root of the number of voxels.
-            name: The model's key in the configuration.
-
-        Raises:
-            ValueError: The settings are incompatible; the message begins with the key.
+        ``finest`` is the cube root of the number of voxels. Raises ValueError, whose message begins with ``name``, the
+        model's key in the configuration.
         """
 
     def check_camera_refinement(self, finest: int, name: str) -> None:
         """Raises if the field has no gradient with respect to positions, by which cameras are refined.
 
-        Every field has one by default.
-
-        Args:
-            finest: Resolution that training reaches, the cube root of the number of voxels.
-            name: Name of this model in the configuration.
-
-        Raises:
-            ValueError: It has none; the message begins with the key.
+        Every field has one by default. ``finest`` is the resolution that training reaches, the cube root of the number
+        of voxels. Raises ValueError, whose message begins with ``name``, the model's key in the configuration.
         """
 
     def choose_warp(self, scene: CaptureFacts, settings: WarpConfig) -> Warp | None:
@@ -160,11 +146,5 @@ class ModelConfig:
         raise NotImplementedError(f"{type(self).__name__} must define build")
 
     def build_model(self, field: RadianceField, occupancy: OccupancyGrid, sampling: Sampling) -> Model:
-        """Returns the model around a field that :meth:`build` returned; by default a :class:`voxelfield.Model`.
-
-        Args:
-            field: The field.
-            occupancy: The occupied cells, on the same device.
-            sampling: How its rays are sampled.
-        """
+        """Returns the model around a field that :meth:`build` returned; by default a :class:`voxelfield.Model`."""
         return Model(field, occupancy, sampling)

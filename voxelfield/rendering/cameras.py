@@ -176,14 +176,10 @@ class Cameras:
         return ", ".join(kinds)
 
     def with_values(self, **values: Tensor | float) -> Cameras:
-        """Returns the same cameras with further values of their rays.
+        """Returns the same cameras with further values of their rays, by name.
 
-        Args:
-            values: Tensors (N, ...), or numbers that are the same for all cameras, by name. A number becomes float32;
-                ``image`` becomes int64, as in training.
-
-        Raises:
-            ValueError: A value has another shape.
+        They are tensors (N, ...), or numbers that are the same for all cameras. A number becomes float32; ``image``
+        becomes int64, as in training. Raises ValueError for a value of another shape.
         """
         device, given = self.c2w.device, {}
         for name, value in values.items():
@@ -251,16 +247,11 @@ class Cameras:
         return Rays(origins, directions, *interval, values=values)
 
     def row_poses(self, camera_index: Tensor, y: Tensor) -> Tensor:
-        """Returns the poses of cameras while they exposed some rows; differentiable with respect to ``c2w``.
+        """Returns the poses (R, 4, 4) of cameras while they exposed some rows; differentiable with respect to ``c2w``.
 
-        The position changes linearly, and the rotation by the exponential map, from the pose ``c2w``.
-
-        Args:
-            camera_index: (R,) int64, on the cameras' device.
-            y: (R,) float32, how far below the top of the image, in pixels: of the middle of a row, for its pose.
-
-        Returns:
-            (R, 4, 4) camera to world.
+        The position changes linearly, and the rotation by the exponential map, from the pose ``c2w``. ``camera_index``
+        is (R,) int64, on the cameras' device. ``y`` (R,) float32 is the distance from the top of the image in pixels,
+        to the middle of a row for its pose.
         """
         poses = self.c2w.index_select(0, camera_index)
         if self.rolling is None:
@@ -296,9 +287,7 @@ class Cameras:
     def relative_solid_angles(self, camera_index: Tensor, y: Tensor) -> Tensor:
         """Returns the solid angles of panoramas' pixels in relation to those at the horizon, and 1 for other images.
 
-        Args:
-            camera_index: (R,) int64, on the cameras' device.
-            y: (R,) rows in pixels, as for :meth:`rays`.
+        ``camera_index`` is (R,) int64, on the cameras' device, and ``y`` (R,) rows in pixels, as for :meth:`rays`.
         """
         _, fy, _, cy = self.intrinsics[camera_index].unbind(dim=1)
         return torch.where(self.is_sphere[camera_index], torch.cos((y - cy) / fy), 1.0)
@@ -330,11 +319,8 @@ class Cameras:
     def image_chunks(self, camera: int, aabb: Tensor, chunk: int, every: int = 1) -> Iterator[Rays]:
         """Yields the rays of an image, at most ``chunk`` of them at a time, which are only then cast.
 
-        Args:
-            camera: As for :meth:`image_rays`.
-            aabb: As for :meth:`image_rays`.
-            chunk: Largest number of rays.
-            every: Stride between the pixels that are used, along each side of the image.
+        ``camera`` and ``aabb`` are as for :meth:`image_rays`; ``every`` is the stride between the pixels that are used,
+        along each side of the image.
         """
         width, height = self.size(camera)
         columns = slice(min(every, width) // 2, None, every)
@@ -365,10 +351,7 @@ class Cameras:
         """Returns pinhole cameras that stand still in place of these; without lenses, they show a similar view.
 
         In place of an equirectangular image, a square one shows 90 degrees around the optical axis, with as many pixels
-        per radian there.
-
-        Args:
-            all_round: Whether the six sides of a cube are returned for an equirectangular image, that view first.
+        per radian there. With ``all_round``, it is followed by the other five sides of a cube.
         """
         if not self.spheres:
             return replace(self, lens=None, rolling=None)

@@ -168,12 +168,9 @@ class Lens:
     def rays_through(self, points: Tensor, cameras: Tensor) -> Tensor:
         """Returns the rays that image points show, without derivatives; does not synchronise with the device.
 
-        Args:
-            points: (R, 2) float32, in focal lengths from the principal point, x to the right and y down.
-            cameras: (R,) int64, the camera of each point.
-
-        Returns:
-            (R, 3) float32: right, down and forward in the camera's frame, of any length.
+        ``points`` are (R, 2) float32, in focal lengths from the principal point, x to the right and y down, and
+        ``cameras`` (R,) int64 the camera of each. Rays are (R, 3) float32: right, down and forward in the camera's
+        frame, of any length.
         """
         rows = self.rows.index_select(0, cameras)
         rays = lens_rays(points, rows)

@@ -101,13 +101,9 @@ class OccupancyGrid(nn.Module):
     def restrict(self, allowed: Tensor, aabb: Tensor) -> None:
         """Excludes all other cells and resets the allowed ones, which count as occupied until the next update.
 
-        Args:
-            allowed: (X, Y, Z) bool of this grid's resolution: the cells to allow, such as a visual hull.
-            aabb: (2, 3) the box of these cells, world units; becomes this grid's box.
-
-        Raises:
-            TypeError: ``allowed`` is not bool.
-            ValueError: ``allowed`` has another shape or device.
+        ``allowed`` (X, Y, Z) bool are the cells to allow, of this grid's resolution, such as a visual hull. Their box
+        ``aabb`` (2, 3), world units, becomes this grid's box. Raises TypeError for another dtype, and ValueError for
+        another shape or device.
         """
         check_field("allowed", allowed, tuple(self.occupied.shape), torch.bool, "occupied", self.occupied)
         self.allowed.copy_(allowed)
@@ -119,12 +115,8 @@ class OccupancyGrid(nn.Module):
     def exclude(self, cells: Tensor) -> None:
         """Excludes more cells until the next :meth:`restrict`; the others keep their state.
 
-        Args:
-            cells: (X, Y, Z) bool of this grid's resolution.
-
-        Raises:
-            TypeError: ``cells`` is not bool.
-            ValueError: ``cells`` has another shape or device.
+        ``cells`` are (X, Y, Z) bool, of this grid's resolution. Raises TypeError for another dtype, and ValueError for
+        another shape or device.
         """
         check_field("cells", cells, tuple(self.occupied.shape), torch.bool, "occupied", self.occupied)
         self.allowed &= ~cells
@@ -247,13 +239,9 @@ class OccupancyGrid(nn.Module):
         return torch.cat((uniform, torch.stack(cell_indices(index, occupied.shape), dim=-1)))
 
     def contains(self, points: Tensor) -> Tensor:
-        """Returns which positions lie in an occupied cell.
+        """Returns which world positions (M, 3), on this grid's device, lie in an occupied cell, (M,) bool.
 
-        Args:
-            points: (M, 3) world positions, on this grid's device.
-
-        Returns:
-            (M,) bool; False outside the box and for positions that are not finite.
+        Positions outside the box, and those that are not finite, do not.
         """
         low, high = self.aabb
         unit = (points - low) / (high - low)
@@ -266,11 +254,7 @@ class OccupancyGrid(nn.Module):
         return float(self.occupied.float().mean())
 
     def bounds(self) -> Tensor:
-        """Returns the bounding box (2, 3) of the occupied cells, world units.
-
-        Raises:
-            RuntimeError: No cell is occupied.
-        """
+        """Returns the box (2, 3) around the occupied cells, world units; raises RuntimeError if no cell is occupied."""
         if not bool(self.occupied.any()):
             raise RuntimeError("no cell is occupied: the field is empty everywhere")
         filled = [self.occupied.movedim(axis, 0).flatten(1).any(dim=1).nonzero() for axis in range(3)]

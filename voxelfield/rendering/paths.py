@@ -92,15 +92,10 @@ def seen_point(cameras: Cameras, render: Callable[[Cameras, int], View]) -> Tens
 
 
 def at_size(cameras: Cameras, width: int, height: int) -> Cameras:
-    """Returns the same views in images of another size, with the same vertical field of view.
+    """Returns the same views in images of another size in pixels, with the same vertical field of view.
 
-    Args:
-        cameras: The cameras; square pixels stay square.
-        width: Width in pixels; a wider image shows more at the sides.
-        height: Height in pixels.
-
-    Raises:
-        ValueError: A size is below 1, or panoramas would get another aspect ratio and lose their edges.
+    Square pixels stay square, so a wider image shows more at the sides. Raises ValueError if a size is below 1, or if
+    panoramas would get another aspect ratio and lose their edges.
     """
     if cameras.spheres and width * cameras.height != height * cameras.width:
         raise ValueError(

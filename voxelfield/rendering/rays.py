@@ -74,12 +74,8 @@ class Rays:
     def select_values(self, names: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Tensor]:
         """Returns values, (R, ...) by name, on which a field depends.
 
-        Args:
-            names: Their names, such as :attr:`voxelfield.fields.field.Field.extra_inputs`.
-            optional: Names that are left out if the rays do not have the values.
-
-        Raises:
-            ValueError: The rays do not have a value that is not optional.
+        ``names`` are such as :attr:`voxelfield.fields.field.Field.extra_inputs`. Those that are ``optional`` are left
+        out if the rays do not have them; for others, ValueError is raised.
         """
         missing = [name for name in names if name not in self.values and name not in optional]
         if missing:

@@ -88,14 +88,8 @@ def composition_error(error: Exception) -> str:
 
 
 def preset(*overrides: str, device: str = "auto", name: str | None = None) -> RunConfig:
-    """Composes a configuration like :func:`compose` and returns it as validated settings.
+    """Composes a configuration with the arguments of :func:`compose`, and returns it as validated settings.
 
-    Args:
-        overrides: As for :func:`compose`.
-        device: Device of the run.
-        name: As for :func:`compose`.
-
-    Raises:
-        ValueError: A value is not allowed, or would be ignored; the message names the key.
+    Raises ValueError if a value is not allowed, or would be ignored; the message names the key.
     """
     return parse(RunConfig, compose(*overrides, device=device, name=name))

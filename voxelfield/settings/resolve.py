@@ -111,14 +111,9 @@ def trainer_for(scene: Scene, warp: Warp | None, model: str) -> str:
 def completed(given: dict[str, Any], scene: Scene, warp: Warp | None, device: str) -> RunConfig:
     """Returns settings in which everything not given has the value of ``python train.py model=NAME``.
 
-    Hydra is only used, and needs to be installed, if something is not given. The trainer depends on the scene and its
-    warp unless it is given (:func:`trainer_for`).
-
-    Args:
-        given: Settings by their key, or the names of their files; None for those that are not given. There is a model.
-        scene: The scene.
-        warp: The warp of the scene's field.
-        device: Device of the run.
+    ``given`` has settings, or the names of their files, by key, and None for those that are not given; there is a
+    model. Hydra is only used, and needs to be installed, if something is not given. The trainer depends on the scene
+    and its warp unless it is given (:func:`trainer_for`).
     """
     values = {key: value for key, value in given.items() if not isinstance(value, str | None)}
     files = {group: given.get(group) for group in ("model", "trainer", "optimizer") if group not in values}

@@ -47,11 +47,10 @@ def checkpoint_path(directory: Path, step: int) -> Path:
 
 
 def resolve_checkpoint(path: Path) -> Path:
-    """Resolves the value of ``resume=`` to an existing file.
+    """Resolves the value of ``resume=``, a checkpoint or a run directory, to an existing file.
 
-    Args:
-        path: A checkpoint, or a run directory. A directory stands for its ``checkpoint_<step>.pt`` with the largest
-            step, or its ``last.pt`` if there is no numbered one.
+    A directory stands for its ``checkpoint_<step>.pt`` with the largest step, or its ``last.pt`` if there is no
+    numbered one.
 
     Raises:
         FileNotFoundError: There is no checkpoint; the message lists the checkpoints in the folder.

@@ -387,8 +387,7 @@ def pack(values: Tensor) -> Tensor:
 def unpack(packed: Tensor, size: int) -> Tensor:
     """Returns the ``size`` bytes that :func:`pack` was given, (size,) uint8, in bounded memory.
 
-    Raises:
-        RuntimeError: The data are damaged, or contain another number of bytes.
+    Raises RuntimeError if the data are damaged, or contain another number of bytes.
     """
     # DEFLATE makes at most 1032 bytes of one, so a larger size is rejected before memory is allocated.
     if size > 1032 * packed.numel():

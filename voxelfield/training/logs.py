@@ -109,43 +109,25 @@ class TensorBoardLogger:
         self._adding: list[Future[None]] = []
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Records numbers by tag.
-
-        Args:
-            step: Number of optimizer steps taken.
-            values: Numbers by tag; a slash in a tag groups charts. PSNR is shown first, in a group of its own.
-        """
+        """Records numbers by tag, in which a slash groups charts; PSNR is shown first, in a group of its own."""
         for tag, value in values.items():
             self._writer.add_scalar(SHOWN_AS.get(tag, tag), value, step)
 
     def images(self, step: int, tag: str, image: torch.Tensor) -> None:
-        """Records an image, in the background.
-
-        Args:
-            step: Number of optimizer steps taken.
-            tag: Name of the image; the same tag at several steps gives a slider.
-            image: (H, W, 3) floating point, nominally in [0, 1], any device. Rounded to 8 bits.
-        """
+        """Records an image, in the background, rounded to 8 bits; the same tag at several steps gives a slider."""
         # Copied here, because other threads must not synchronise with the device while a CUDA graph is captured.
         pixels = to_uint8(image).cpu()
         self._adding.append(self._pictures.submit(self._writer.add_image, tag, pixels, step, dataformats="HWC"))
 
     def text(self, tag: str, text: str) -> None:
-        """Records a text.
-
-        Args:
-            tag: Name of the text.
-            text: Markdown.
-        """
+        """Records a text in Markdown under a name."""
         self._writer.add_text(tag, text)
 
     def hyperparameters(self, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Records the row of this run in the HParams tab; called once, at the end.
 
-        Args:
-            config: Settings that were given, possibly nested.
-            metrics: Final numbers by name, recorded as ``final/<name>`` beside the settings. As metrics of
-                TensorBoard's own kind, they would be charts of one point.
+        The settings that were given may be nested. Final numbers are recorded as ``final/<name>`` beside them; as
+        metrics of TensorBoard's own kind, they would be charts of one point.
         """
         from torch.utils.tensorboard.summary import hparams
 
@@ -155,21 +137,13 @@ class TensorBoardLogger:
             self._writer.file_writer.add_summary(summary)
 
     def flush(self) -> None:
-        """Writes pending records.
-
-        Raises:
-            OSError: An image could not be added.
-        """
+        """Writes pending records; raises OSError if an image could not be added."""
         for adding in list(self._adding):
             adding.result()
         self._writer.flush()
 
     def close(self) -> None:
-        """Writes pending records and closes the event file.
-
-        Raises:
-            OSError: An image could not be added.
-        """
+        """Writes pending records and closes the event file; raises OSError if an image could not be added."""
         self._pictures.shutdown()
         self._writer.close()
         for adding in self._adding:

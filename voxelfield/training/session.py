@@ -181,20 +181,14 @@ class Session:
         return self._state.clock.seconds
 
     def component(self, kind: type[Kind]) -> Kind | None:
-        """Returns the component of a class, or None.
-
-        Args:
-            kind: Such as :class:`voxelfield.components.refinement.CameraRefinement`, or
-                :class:`voxelfield.components.exposure.AffineExposure`.
-        """
+        """Returns the component of a class, such as :class:`voxelfield.components.exposure.AffineExposure`, or None."""
         return find_component(self.components, kind)
 
     def estimate_memory(self, images: Images | None = None) -> MemoryEstimate:
         """Estimates the memory that training needs at its final resolution.
 
-        Args:
-            images: Where the training images are (:data:`voxelfield.models.pixel_sampler.Images`); None for the place
-                that was chosen.
+        ``images`` is where they are (:data:`voxelfield.models.pixel_sampler.Images`); None: in the place that was
+        chosen.
         """
         return estimate_memory(
             outlined_model(self.config, "cpu"),
@@ -297,7 +291,6 @@ class Session:
             self._checkpoints.save(state, settled=True)
 
     def _advance(self) -> Batch:
-        """Takes one step."""
         if self._state.prepare_step():
             grid = self.model.grid
             box = " to ".join("({:.3g}, {:.3g}, {:.3g})".format(*corner) for corner in grid.aabb.tolist())
@@ -397,11 +390,7 @@ class Session:
             return self._checkpoints.save(self._state)
 
     def wait(self) -> None:
-        """Waits until the last checkpoint is on disk.
-
-        Raises:
-            OSError: It could not be written.
-        """
+        """Waits until the last checkpoint is on disk; raises OSError if it could not be written."""
         self._checkpoints.wait()
 
     def restore(self, checkpoint: dict[str, Any], *, path: Path | None = None, replaced: Sequence[Path] = ()) -> None:

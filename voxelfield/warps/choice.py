@@ -118,19 +118,14 @@ class WarpConfig:
     def ends_at_box(self, bounded: bool) -> bool:
         """Returns whether the field of a scene ends at the scene's box, in which case there is no warp.
 
-        Args:
-            bounded: Whether the scene shows nothing outside its box.
+        ``bounded`` is whether the scene shows nothing outside its box.
         """
         return not self.ndc and (self.boxes == 1 if self.boxes is not None else bounded)
 
     def build(self, aabb: Box) -> Warp | None:
         """Returns the warp that settings describe which a run has recorded; None if the field ends at its box.
 
-        Args:
-            aabb: The box of interest, world units.
-
-        Raises:
-            ValueError: There is no such warp.
+        ``aabb`` is the box of interest, world units. Raises ValueError if there is no such warp.
         """
         if self.camera is not None and self.window is not None and self.depth is not None:
             return NdcBox(aabb, self.camera, self.near or 0.0, self.window, self.depth)

@@ -94,43 +94,29 @@ class Warp(Protocol):
         return self == other
 
     def voxels_in_world(self, voxels: Sequence[float], number: int) -> Sequence[float]:
-        """Returns the edges, in world units, of a voxel in a box.
+        """Returns the edges, in world units, of a voxel with given edges in warped coordinates.
 
-        Args:
-            voxels: Edges of a voxel in warped coordinates.
-            number: As for :meth:`world_box`.
+        ``number`` is that of its box, as for :meth:`world_box`.
         """
 
     def from_world(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps world positions to warped coordinates; not for graph capture.
+        """Maps world positions (M, 3) float32 to warped coordinates; not for graph capture.
 
-        Args:
-            points: (M, 3) world positions, float32.
-
-        Returns:
-            (M, 3) positions in warped coordinates, infinite for points that the warp does not cover; and (M,) the
-            length in world units of one unit of warped coordinates at each point.
+        Returns (M, 3) positions in warped coordinates, infinite for points that the warp does not cover; and (M,) the
+        length in world units of one unit of warped coordinates at each point.
         """
 
     def from_world_near(self, points: Tensor, warped: Tensor) -> Tensor:
-        """Maps world positions to warped coordinates, differentiably, each into the box of a given position.
+        """Maps world positions (M, 3) to warped coordinates (M, 3), differentiably.
 
-        Args:
-            points: (M, 3) world positions.
-            warped: (M, 3) positions in warped coordinates that select the box for each point.
-
-        Returns:
-            (M, 3) positions in warped coordinates.
+        ``warped`` (M, 3) are positions in warped coordinates that select the box for each point.
         """
 
     def to_world(self, warped: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Maps positions from warped coordinates to the world; not for graph capture.
+        """Maps positions (M, 3) float32 from warped coordinates to the world; not for graph capture.
 
-        Args:
-            warped: (M, 3) float32.
-
-        Returns:
-            (M, 3) world positions, (M,) the indices of their boxes, int64, and (M,) whether rays can pass through them.
+        Returns (M, 3) world positions, (M,) the indices of their boxes, int64, and (M,) whether rays can pass through
+        them.
         """
 
     def map_rays(
@@ -138,52 +124,35 @@ class Warp(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Maps rays to warped coordinates; by default returns them as they are, for ops with :attr:`op_arguments`.
 
-        Args:
-            origins: (R, 3) float32, world units.
-            directions: (R, 3) float32, unit length.
-            near: (R,) float32, world units.
-            far: (R,) float32, world units.
-
-        Returns:
-            The same four in warped coordinates, for the ops that march rays.
+        Origins (R, 3), unit directions (R, 3), ``near`` (R,) and ``far`` (R,) are float32, in world units. Returns the
+        same four in warped coordinates, for the ops that march rays.
         """
         return origins, directions, near, far
 
     def world_distances(self, samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
         """Returns the distances (M,) of samples from the origins of their rays, world units.
 
-        Args:
-            samples: M samples of R rays, with positions in warped coordinates.
-            origins: (R, 3) world units.
-            directions: (R, 3) unit length.
+        The samples have positions in warped coordinates; origins (R, 3) are in world units, and directions (R, 3) of
+        unit length.
         """
 
     def world_lengths(self, samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
         """Returns the lengths (M,) of samples along their rays, world units; not for graph capture.
 
-        Args:
-            samples: M samples of R rays, with positions and lengths in warped coordinates.
-            origins: (R, 3) world units.
-            directions: (R, 3) unit length.
+        The samples have positions and lengths in warped coordinates; rays are as for :meth:`world_distances`.
         """
 
     def ray_spacing(self, origins: Tensor, angles: Tensor) -> float:
         """Returns the largest distance between neighbouring rays where detail matters most, in warped coordinates.
 
-        Args:
-            origins: (N, 3) origins of pairs of rays, N at least 1, world units.
-            angles: (N,) angles between the rays of each pair, radians.
+        ``origins`` (N, 3), N at least 1, are those of pairs of rays, world units, and ``angles`` (N,) those between the
+        rays of each pair, radians.
         """
 
     def cells_in_use(self, resolution: Sequence[int], device: torch.device) -> Tensor:
-        """Returns which cells of a grid over :attr:`warped_aabb` rays can pass through; all by default.
+        """Returns which cells of a grid over :attr:`warped_aabb` rays can pass through, (X, Y, Z) bool; all by default.
 
-        Args:
-            resolution: Number of cells along x, y and z.
-            device: Device of the result.
-
-        Returns:
-            (X, Y, Z) bool.
+        ``resolution`` is the number of cells along x, y and z, and ``device`` that of the result.
         """
         return torch.ones(tuple(resolution), dtype=torch.bool, device=device)
 

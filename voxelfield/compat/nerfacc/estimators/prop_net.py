@@ -163,9 +163,8 @@ class PropNetEstimator(nn.Module):
 def get_proposal_requires_grad_fn(target: float = 5.0, num_steps: int = 1000) -> Callable[[int], bool]:
     """Returns a function of the step: whether the networks are trained in it.
 
-    Args:
-        target: Number of steps without training between two with training, in the end.
-        num_steps: Step at which this number is reached; it grows linearly.
+    From step ``num_steps`` on, ``target`` steps without training lie between two with training; before, this number
+    grows linearly.
     """
     steps_since_last = 0
 
