@@ -34,7 +34,6 @@ from PIL import Image
 from voxelfield.cli.trained import run_view
 from voxelfield.rendering.viewpoints import Viewpoint
 from voxelfield.viewer.page import ViewerPage
-from voxelfield.viewer.pictures import wxyz_of
 
 _MESSAGES_PER_SECOND = 240
 _WARM_UP_SECONDS = 3.0
@@ -84,7 +83,7 @@ class Client:
         viewpoint = Viewpoint.of(c2w, self._fov)
         message = {
             "type": "ViewerCameraMessage",
-            "wxyz": wxyz_of(viewpoint.matrix).tolist(),
+            "wxyz": viewpoint.wxyz.tolist(),
             "position": c2w[:3, 3].tolist(),
             "fov": self._fov,
             "near": 0.01,

@@ -92,7 +92,6 @@ KINDS = {
         *PYRAMID,
         "trainer.patches=6",
         "trainer.patch_size=11",
-        "trainer.loss.ssim=0.1",
         "trainer.supersampling=2",
         "trainer.exposure=affine",
         "trainer.steps=16",

@@ -14,8 +14,6 @@ def rendered(
     rendering: Rendering,
     pixels: Tensor,
     truth: Tensor,
-    patches: int = 0,
-    patch_size: int = 1,
     *,
     field_truth: Tensor | None = None,
     structure: Tensor | None = None,
@@ -31,8 +29,6 @@ def rendered(
         rgba,
         torch.arange(len(truth), device=truth.device),
         torch.zeros_like(truth),
-        patches,
-        patch_size,
         look_up=lambda name, indices: data[name][indices],
     )
-    return Outputs(rendering, rendering.rgb, pixels, truth if field_truth is None else field_truth), batch
+    return Outputs(rendering, rendering.rgb, pixels, truth if field_truth is None else field_truth, None), batch

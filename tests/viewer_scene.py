@@ -6,6 +6,7 @@ import contextlib
 import functools
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from free_ports import free_port
@@ -59,7 +60,7 @@ def served_page(host: str = "127.0.0.1", name: str = "RUN") -> Iterator[Any]:
     from voxelfield.viewer.page import ViewerPage, photographs_of
 
     photographs = photographs_of(bricks(), ("train", "test"), None)
-    page = ViewerPage(Address(host, free_port()), trained_run(), name, photographs)
+    page = ViewerPage(Address(host, free_port()), trained_run(), Path(name), photographs)
     try:
         yield page
     finally:

@@ -166,7 +166,7 @@ def test_a_file_states_nothing_that_is_the_default_anyway(group, name):
 def test_a_setting_that_no_file_mentions_can_be_set():
     assert not any("sparsity" in file.read_text(encoding="utf-8") for file in CONFIGS.rglob("*.yaml"))
     assert preset("trainer=default", "trainer.loss.sparsity=2").trainer.loss.sparsity == 2.0
-    assert preset("trainer.loss.ssim=${trainer.loss.sparsity}").trainer.loss.ssim == 0.0
+    assert preset("trainer.loss.opacity_entropy=${trainer.loss.sparsity}").trainer.loss.opacity_entropy == 0.0
     with pytest.raises(ValueError, match=r"^trainer\.loss\.sparsity must be at least 0, got -1\.0$"):
         preset("trainer=default", "trainer.loss.sparsity=-1")
 
@@ -272,11 +272,6 @@ def test_values_of_the_wrong_type(override, message):
         (
             "trainer.patches=3000",
             "trainer.patches must have room in trainer.max_rays = 524288 rays, got 3000 patches of 768000 pixels",
-        ),
-        (
-            "trainer.loss.ssim=0.1",
-            "trainer.patches must be positive and trainer.patch_size at least 11, the side of SSIM's window, where "
-            "trainer.loss.ssim is positive, got 0 and 16",
         ),
         ("trainer.loss_scale=0", "trainer.loss_scale must be positive, got 0.0"),
         ("trainer.loss_scale=nan", "trainer.loss_scale must be positive and finite, got nan"),

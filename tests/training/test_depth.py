@@ -57,7 +57,7 @@ def test_the_error_is_that_of_samples_on_oblique_rays(device, boxes, weighted):
         look_up=lambda name, numbers: {"depth": depth}[name][numbers],
         images_of=lambda numbers: numbers // 64,
     )
-    outputs = Outputs(rendering, rendering.rgb, rendering.rgb, rendering.rgb)
+    outputs = Outputs(rendering, rendering.rgb, rendering.rgb, rendering.rgb, None)
     error = depth_error(outputs, batch, cameras, field.warp, weights)
 
     samples = rendering.samples
@@ -178,7 +178,7 @@ def test_depths_belong_to_the_axes_of_refined_cameras(one_thread):
         refinement.twists[:, :3] = 0.3
     batch, model = session._state.training_step.batch, session.model
     rendering = model.render(batch.rays, model.settings)
-    outputs = Outputs(rendering, rendering.rgb, rendering.rgb, batch.truth)
+    outputs = Outputs(rendering, rendering.rgb, rendering.rgb, batch.truth, None)
     refined, given = (depth_error(outputs, batch, each) for each in (refinement.refined(), scene.train.cameras))
     (term,) = part.losses(outputs, batch).values()
     torch.testing.assert_close(term, 0.1 * refined)

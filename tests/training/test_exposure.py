@@ -377,6 +377,7 @@ def test_exposures_are_known_only_if_exif_states_all(tmp_path, monkeypatch):
     split = with_exif(photographs("x", cap(3, 0.0), GAIN[:3], torch.zeros(3, 3)), tmp_path, torch.tensor([1.0, 2, 4]))
     torch.testing.assert_close(exif_exposures(split.paths), torch.tensor([1.0, 2, 4]).log(), atol=1e-5, rtol=0)
     assert exif_exposures(()) is None
+    once = split.exposures
     picture = Image.fromarray(split.image(0).numpy()).convert("RGB")
     time, aperture, speed = 33434, 33437, 34855
     for values, known in (
@@ -395,6 +396,8 @@ def test_exposures_are_known_only_if_exif_states_all(tmp_path, monkeypatch):
     assert exif_exposures((*split.paths, tmp_path / "other.jpg")) is None
     monkeypatch.setattr(images, "in_threads", lambda *_: pytest.fail("no other file is opened"))
     assert exif_exposures((tmp_path / "other.jpg", *split.paths)) is None
+    monkeypatch.setattr(images, "open_image", lambda *_: pytest.fail("a file is read once"))
+    assert split.exposures is once
 
 
 def test_exposures_that_do_not_vary_are_given_up(measured, tmp_path, caplog):

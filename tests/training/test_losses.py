@@ -67,7 +67,7 @@ def batch_of(rendering: Rendering) -> tuple[Outputs, Batch]:
 
 def test_every_term_has_a_weight_that_is_switched_off_by_zero():
     for name in (field.name for field in dataclasses.fields(LossWeights)):
-        outputs, batch = patches_of(torch.rand(1, 11, 11, 3)) if name == "ssim" else batch_of(make_rendering())
+        outputs, batch = batch_of(make_rendering())
         batch = dataclasses.replace(batch, look_up=lambda _, pixels: torch.full_like(pixels, 255))
         terms = losses.rendering_terms(make_config(**{name: 1.0})).losses(outputs, batch)
         assert list(terms) == ["photometric", name]
@@ -83,51 +83,22 @@ def test_photometric_is_the_mean_over_pixels_and_channels(device):
     torch.testing.assert_close(pixels.grad, (pixels.detach() - truth) * 2 / 9)
 
 
-def patches_of(pixels, truth=None, rays_per_pixel=1, rays_kept=None, singles=0) -> tuple[Outputs, Batch]:
-    """Patches (N, S, S, 3), and pixels beside them that are wrong."""
-    count, side = pixels.shape[:2]
-    rows = torch.cat((pixels.flatten(0, 2), torch.ones(singles, 3, device=pixels.device)))
-    wanted = rows if truth is None else torch.cat((truth.flatten(0, 2), torch.zeros(singles, 3, device=pixels.device)))
-    opacity = (1.0,) * (len(rows) * rays_per_pixel)
-    rendering = make_rendering(opacity=opacity, rays_kept=rays_kept, device=pixels.device)
-    return rendered(rendering, rows, wanted, count, side)
-
-
-def test_ssim_is_that_of_the_patches_all_of_whose_rays_count(device):
-    pixels, truth = torch.rand(2, 3, 16, 16, 3, device=device)
-    expected = [1 - ssim(a, b).item() for a, b in zip(pixels, truth, strict=True)]
-    pixels.requires_grad_()
-    for rays_kept, count in ((None, 3), (3 * 4 * 256, 3), (3 * 4 * 256 - 1, 2), (4 * 256, 1)):
-        batch = patches_of(pixels, truth, rays_per_pixel=4, rays_kept=rays_kept, singles=7)
-        loss = losses.rendering_terms(make_config(ssim=2.0)).losses(*batch)["ssim"]
-        assert loss.item() == pytest.approx(2 * sum(expected[:count]) / count, rel=1e-5)
-    (gradient,) = torch.autograd.grad(loss, pixels)
-    assert gradient[0].abs().amax() > 0
-    assert not gradient[1:].any()
-    nothing = losses.rendering_terms(make_config(ssim=1.0)).losses(*patches_of(pixels, truth, rays_kept=200))["ssim"]
-    assert nothing.item() == 0
-
-
 def test_weights_of_pixels_multiply_all_errors_of_colours(device):
-    pixels, truth, structure = torch.rand(3, 2, 11, 11, 3, device=device)
-    rows = (pixels.flatten(0, 2), truth.flatten(0, 2))
+    *rows, structure = torch.rand(3, 242, 3, device=device)
     rendering = make_rendering(opacity=(1.0,) * len(rows[0]), device=device)
     single = rendering.sample_rgb.detach() - rows[1][rendering.samples.ray_index]
     weights = torch.rand(len(rows[0]), device=device)
-    patches = weights.view(2, 121).mean(dim=1)
-    outputs, batch = rendered(rendering, *rows, 2, 11, structure=structure.flatten(0, 2)[:, 0])
+    outputs, batch = rendered(rendering, *rows, structure=structure[:, 0])
     batch.weigh(0.5 * weights)
     batch.weigh(torch.full_like(weights, 2.0))
-    terms = losses.rendering_terms(make_config(sample_rgb=1.0, ssim=1.0)).losses(outputs, batch)
+    terms = losses.rendering_terms(make_config(sample_rgb=1.0)).losses(outputs, batch)
     terms["structure"] = variance_weighted_mse(outputs, batch)
     squares = weights[:, None] * (rows[0] - rows[1]).square()
     of_samples = (weights[rendering.samples.ray_index] * rendering.weights * single.square().sum(dim=1)).sum()
-    dissimilar = torch.stack([1 - ssim(a, b) for a, b in zip(pixels, truth, strict=True)])
     expected = {
         "photometric": squares.mean(),
         "sample_rgb": of_samples / len(weights),
-        "ssim": (patches * dissimilar).mean(),
-        "structure": (structure.flatten(0, 2)[:, :1] * squares).mean() / 9e-4,
+        "structure": (structure[:, :1] * squares).mean() / 9e-4,
     }
     assert terms.keys() == expected.keys()
     for name, value in expected.items():

@@ -75,6 +75,10 @@ WRONG = {
     "field of another shape": lambda state: (
         state | {"model": state["model"] | {k: v[..., :1] for k, v in part_of(state, "field.").items()}}
     ),
+    "field without vertices along x": lambda state: (
+        state
+        | {"model": state["model"] | {k: v[:0] for k, v in part_of(state, "field.").items() if k.endswith("features")}}
+    ),
     "model that is no mapping": with_other(model=3),
     "field of lists": lambda state: (
         state | {"model": state["model"] | {name: [1.0] for name in part_of(state, "field.")}}
@@ -111,6 +115,7 @@ def test_contents_that_no_run_saves_are_one_line(tmp_path, saved, case):
     [
         "no configuration",
         "no model",
+        "field without vertices along x",
         pytest.param("field of lists", marks=pytest.mark.sweep),
         "configuration that is a list",
     ],

@@ -15,7 +15,7 @@ from voxelfield.viewer.address import Address
 
 pytest.importorskip("viser")
 
-from voxelfield.viewer.server import start_server, stop_server
+from voxelfield.viewer.server import start_server
 
 LOCAL, OPEN = (Address(host, 8080, token="secret") for host in ("127.0.0.1", "0.0.0.0"))
 
@@ -226,8 +226,7 @@ def test_a_viser_without_its_table_of_controls_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "0.0.0.0", "localhost"])
 def test_every_address_passes_the_checks_at_the_start(host):
-    server = start_server(Address(host, free_port()), "")
-    stop_server(server)
+    start_server(Address(host, free_port()), "").stop()
 
 
 def test_tokens_differ():

@@ -13,12 +13,13 @@ from PIL import Image
 from viewer_scene import SIZE, bricks, trained_run
 
 from voxelfield.captures.capture import thumbnail
+from voxelfield.models.model import Model
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.view_pictures import PICTURES, depth_colors
 from voxelfield.rendering.viewpoints import Viewpoint, viewpoint_of
-from voxelfield.viewer.pictures import Painter, PictureRequest, content_box
+from voxelfield.viewer.pictures import Painter, PictureRequest
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 
@@ -102,6 +103,6 @@ def test_a_narrow_image_shows_the_square_in_the_middle(viewpoint):
 
 
 def test_the_content_is_the_smallest_nested_box_or_the_occupied_cells():
-    run = SimpleNamespace(model=SimpleNamespace(warp=NestedBoxes(((-1.0,) * 3, (1.0,) * 3), 3)))
-    assert content_box(run).tolist() == [[-1.0] * 3, [1.0] * 3]
-    torch.testing.assert_close(content_box(trained_run()), trained_run().occupancy.bounds())
+    boxed = SimpleNamespace(warp=NestedBoxes(((-1.0,) * 3, (1.0,) * 3), 3))
+    assert Model.content_box.fget(boxed).tolist() == [[-1.0] * 3, [1.0] * 3]
+    torch.testing.assert_close(trained_run().model.content_box, trained_run().occupancy.bounds())

@@ -85,7 +85,7 @@ def test_a_runs_name_is_text(browser):
     with served_page(name=name) as page:
         browser.open(page.address.url)
         browser.tab("Path")
-        shown = "//input[contains(@value, 'voxelfield render')]"
+        shown = "//label[contains(., 'Command')]/following::textarea[1]"
         eventually(lambda: browser.find(shown), "the command")
         assert shlex.quote(name) in browser.find(shown)[0].get_attribute("value")
         assert browser.driver.find_elements("css selector", "iframe, img[src='x']") == []

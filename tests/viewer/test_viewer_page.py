@@ -15,7 +15,7 @@ from voxelfield.datasets.camera_path import read_camera_path
 from voxelfield.export import save_model
 from voxelfield.rendering.viewpoints import viewpoint_of
 from voxelfield.viewer.page import first_view
-from voxelfield.viewer.pictures import Painter, content_box, wxyz_of
+from voxelfield.viewer.pictures import Painter
 from voxelfield.warps.ndc_box import NdcBox
 
 pytest.importorskip("viser")
@@ -42,7 +42,7 @@ def test_the_first_view_without_photographs():
     assert torch.equal(home.matrix[:3], torch.tensor(rows))
     assert torch.equal(up, torch.tensor([0.0, 1.0, 0.0]))
     home, up = first_view(trained_run(), {})
-    towards = content_box(trained_run()).mean(dim=0) - home.matrix[:3, 3]
+    towards = trained_run().model.content_box.mean(dim=0) - home.matrix[:3, 3]
     torch.testing.assert_close(towards / towards.norm(), -home.matrix[:3, 2])
     assert torch.equal(up, torch.tensor([0.0, 0.0, 1.0]))
 
@@ -67,7 +67,7 @@ def client_at(view: int) -> SimpleNamespace:
     """A browser's camera at a photograph; files that it is sent are in ``files``."""
     viewpoint = viewpoint_of(bricks().train.cameras, view)
     c2w, files = viewpoint.matrix.double(), {}
-    camera = SimpleNamespace(wxyz=wxyz_of(viewpoint.matrix), position=c2w[:3, 3].numpy(), fov=viewpoint.fov, aspect=1.5)
+    camera = SimpleNamespace(wxyz=viewpoint.wxyz, position=c2w[:3, 3].numpy(), fov=viewpoint.fov, aspect=1.5)
     camera.look_at = (c2w[:3, 3] - 3 * c2w[:3, 2]).numpy()
     send = lambda name, content, **_: files.update({name: content})  # noqa: E731
     return SimpleNamespace(client_id=7, camera=camera, files=files, send_file_download=send)

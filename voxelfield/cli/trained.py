@@ -153,7 +153,7 @@ def run_view(
     address = Address(options.host, options.port)
     address.check()
     trained = voxelfield.load(options.run, options.device)
-    page = ViewerPage(address, trained, str(options.run), _photographs(trained, options))
+    page = ViewerPage(address, trained, options.run, _photographs(trained, options))
     address.log_urls()
     try:
         wait(page)

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from voxelfield.components.registry import ComponentSettings, Training, key
 from voxelfield.config import NotNegative, Positive
-from voxelfield.datasets.images import exif_exposures
 from voxelfield.fields.environment import environment_of
 from voxelfield.models.batch import Batch, Outputs, columns_and_rows
 from voxelfield.models.component import Component
@@ -132,7 +131,7 @@ class ExposureSettings(ComponentSettings):
     def build(self, training: Training) -> Iterable[Component]:
         """Returns the component."""
         train, auto = training.scene.train, self.exposure == "auto"
-        exif = exif_exposures(train.paths or ()) if auto else None
+        exif = train.exposures if auto else None
         if exif is not None:
             stops = float(exif.std(correction=0)) / math.log(2)
             logger.info("EXIF states the exposures of all training images: they differ by %.2g stops", stops)
@@ -294,14 +293,10 @@ class AffineExposure(Correction):
 
     @torch.no_grad()
     def undo(self, rgb: Tensor, images: Tensor) -> Tensor:
-        """Returns the colours that the field must have to reproduce given image colours.
+        """Returns the colours that the field must have to reproduce given image colours, (P, 3) float32 in [0, 1].
 
-        Args:
-            rgb: (P, 3) float32, straight-alpha colours of pixels.
-            images: (P,) int64, the image of each pixel, in [0, N).
-
-        Returns:
-            (P, 3) float32 in [0, 1], without gradient.
+        ``rgb`` (P, 3) float32 are straight-alpha colours of pixels, and ``images`` (P,) int64, in [0, N), the image of
+        each. Without gradient.
         """
         gain, offset = (values.index_select(0, images) for values in self.corrections())
         # In an image that is nearly black, even little noise would give colours outside the field's range.
@@ -457,13 +452,9 @@ class CameraTones(Correction):
         return self(rgb, opacity, places, batch.images)
 
     def photograph(self, view: View, index: int, background: Tensor | None) -> View:
-        """Returns a rendered view as its camera shows it.
+        """Returns a rendered view, the one at ``index``, as its camera shows it.
 
-        Args:
-            view: The view, on the device of the parameters.
-            index: Its index among the views.
-            background: (3,) the colour behind it, which no camera has captured; None if all of it was captured, as with
-                an environment.
+        The view is on the device of the parameters; ``background`` is as for :func:`recolored`.
         """
         (height, width), device = view.opacity.shape, view.rgb.device
         places = columns_and_rows(torch.arange(height * width, device=device), width, height) + 0.5
@@ -504,11 +495,8 @@ class CameraTones(Correction):
 def recolored(view: View, background: Tensor | None, correct: Callable[[Tensor, Tensor], Tensor]) -> View:
     """Returns a view whose emitted colours are corrected.
 
-    Args:
-        view: The view.
-        background: (3,) the colour behind it, which no camera has captured; None if all of it was captured, as with an
-            environment.
-        correct: Maps emitted colours (R, 3) and opacities (R,) to colours (R, 3).
+    ``background`` (3,) is the colour behind it, which no camera has captured; None if all of it was captured, as with
+    an environment. ``correct`` maps emitted colours (R, 3) and opacities (R,) to colours (R, 3).
     """
     opacity = torch.ones_like(view.opacity) if background is None else view.opacity
     behind = 0.0 if background is None else (1 - opacity)[..., None] * background

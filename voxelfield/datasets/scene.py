@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -119,6 +120,13 @@ class Split:
         """The views whose images are in this process: all, unless a process group divides them."""
         return range(len(self.cameras))[self.local_slice or slice(None)]
 
+    @cached_property
+    def exposures(self) -> Tensor | None:
+        """The result of :func:`voxelfield.datasets.images.exif_exposures` for the files, which are read once."""
+        from voxelfield.datasets.images import exif_exposures  # needs Pillow, which a scene of arrays does not
+
+        return exif_exposures(self.paths or ())
+
     def all_gather(self, local: Sequence[T]) -> list[T]:
         """Returns the values of all views, in their order, given the values of :attr:`local_indices`.
 
@@ -216,11 +224,7 @@ class Scene:
         return torch.cat([origins for origins, _ in each]), torch.cat([directions for _, directions in each])
 
     def split(self, name: str) -> Split:
-        """Returns one split.
-
-        Raises:
-            ValueError: It was not loaded; the message lists those that were.
-        """
+        """Returns one split; raises ValueError, whose message lists those that were loaded, if it was not."""
         if name not in self.splits:
             loaded = ", ".join(self.splits) or "none"
             raise ValueError(

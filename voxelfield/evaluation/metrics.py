@@ -83,19 +83,11 @@ def ssim(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"prediction must have shape (H, W, 3), H, W >= {WINDOW}, got {tuple(prediction.shape)}")
     # float64, because the variances are differences of moments.
     x, y = (image.to(torch.float64).movedim(-1, 0) for image in (prediction, truth))
-    return ssim_of_windows(x, y).mean().to(torch.float32)
-
-
-def ssim_of_windows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Computes the structural similarity of each window, with the settings of :func:`ssim`; differentiable.
-
-    Maps channels of images (..., H, W) to (..., H - 10, W - 10), for the windows that lie fully inside.
-    """
     mean_x, mean_y, xx, yy, xy = window_means(torch.stack((x, y, x * x, y * y, x * y)))
     var_x, var_y, covariance = xx - mean_x * mean_x, yy - mean_y * mean_y, xy - mean_x * mean_y
     luminance = (2 * mean_x * mean_y + _C1) / (mean_x * mean_x + mean_y * mean_y + _C1)
     contrast_and_structure = (2 * covariance + C2) / (var_x + var_y + C2)
-    return luminance * contrast_and_structure
+    return (luminance * contrast_and_structure).mean().to(torch.float32)
 
 
 def window_means(images: torch.Tensor) -> torch.Tensor:

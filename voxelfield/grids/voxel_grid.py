@@ -378,13 +378,8 @@ class VoxelGrid(Grid):
     ) -> None:
         """Resizes the grid to a number of nearly cubic voxels, as coarse-to-fine training does.
 
-        Args:
-            mean_resolution: Cube root of the number of voxels (:func:`cubic_voxels`).
-            optimizer: The optimizer that trains this grid, if any.
-            aabb: A box to which the grid is moved (:meth:`refit`), world units; None for the present one.
-
-        Raises:
-            ValueError: As for :meth:`refit`.
+        ``mean_resolution`` is the cube root of that number (:func:`cubic_voxels`). If a box ``aabb`` is given, in world
+        units, the grid is moved to it. The optimizer that trains this grid, and the errors, are as for :meth:`refit`.
         """
         resolution = cubic_voxels(self.aabb if aabb is None else aabb, mean_resolution)
         if aabb is not None:
@@ -442,7 +437,7 @@ class VoxelGrid(Grid):
         key = prefix + "features"
         saved = state_dict.get(key)
         self.working_copies = None  # copies of the old features
-        if isinstance(saved, Tensor) and saved.dim() == 4 and saved.shape != self.features.shape:
+        if isinstance(saved, Tensor) and saved.dim() == 4 and saved.numel() and saved.shape != self.features.shape:
             if saved.shape[-1] == self.channels:
                 for values in (self.features, nn.Parameter(saved, requires_grad=False)):
                     refuse_sharded(values, "load_state_dict of another resolution")

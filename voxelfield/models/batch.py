@@ -94,15 +94,14 @@ class Outputs:
         pixels: (P, 3) the pixels' colours over the background.
         field_truth: (P, 3) the true colours before the cameras' corrections, for comparison with colours of the field
             itself; equal to ``batch.truth``, unless a component corrects them.
-        field: The field that was rendered, for losses on its features or at other points; None in outputs that no model
-            has rendered.
+        field: The field that was rendered, for losses on its features or at other points.
     """
 
     rendering: Rendering
     rgb: Tensor
     pixels: Tensor
     field_truth: Tensor
-    field: RadianceField = None  # type: ignore[assignment]  # so that losses need not ask whether there is one
+    field: RadianceField
 
     @property
     def ray_count(self) -> Tensor:

@@ -11,7 +11,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from voxelfield.evaluation.metrics import ssim_of_windows
 from voxelfield.foundation.errors import shown
 from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.component import Loss, LossTerms
@@ -51,11 +50,7 @@ def sample_rgb(outputs: Outputs, batch: Batch) -> Tensor:
 
 
 def distortion(outputs: Outputs, batch: Batch) -> Tensor:
-    """Mean distortion of the rays: how far apart the weights of a ray are.
-
-    Raises:
-        ValueError: The rays were rendered without distortion.
-    """
+    """Mean distortion of the rays, how far apart a ray's weights are; raises ValueError if it was not rendered."""
     if outputs.rendering.distortion is None:
         raise ValueError("rays must be rendered with their distortion where config.distortion is positive")
     # The distortion of rays that did not fit is zero.
@@ -74,26 +69,6 @@ def sparsity(outputs: Outputs, batch: Batch, unit: float = 1.0) -> Tensor:
     return torch.log1p(2 * density.square()).sum() / outputs.ray_count
 
 
-def ssim(outputs: Outputs, batch: Batch) -> Tensor:
-    """1 - SSIM (Wang et al. 2004) over patches all of whose rays fit; compares structure beyond single pixels.
-
-    Raises:
-        ValueError: The batch has no patches.
-    """
-    if batch.patches == 0:
-        raise ValueError("batches must begin with patches for ssim, got none: set trainer.patches")
-    side = batch.patch_size
-    pixels = batch.patches * side * side
-    images = (outputs.pixels, batch.truth)
-    x, y = (image[:pixels].float().view(-1, side, side, 3).permute(0, 3, 1, 2) for image in images)
-    dissimilarity = 1 - ssim_of_windows(x, y).mean(dim=(1, 2, 3))
-    whole = (outputs.rendering.rays_kept // (side * side * batch.rays_per_pixel)).clamp(max=batch.patches)
-    if batch.weights is not None:
-        dissimilarity = dissimilarity * batch.weights[:pixels].view(batch.patches, -1).mean(dim=1)
-    counts = torch.arange(batch.patches, device=whole.device) < whole
-    return torch.where(counts, dissimilarity, 0.0).sum() / whole.clamp(min=1)
-
-
 def check_term(name: str, term: object, device: torch.device) -> None:
     """Raises ValueError, whose message has the term's name, unless it is a scalar () on a device."""
     if not isinstance(term, Tensor) or not term.is_floating_point() or term.layout is not torch.strided:
@@ -107,16 +82,15 @@ def check_term(name: str, term: object, device: torch.device) -> None:
 def rendering_terms(weights: LossWeights, unit: float = 1.0) -> LossTerms:
     """Returns ``photometric``, with weight 1, and the terms of positive weight.
 
-    Args:
-        weights: The terms' weights. Terms raise ValueError if their inputs are missing: distortion or patches.
-        unit: Length, in world units, that the distortion and densities are measured in.
+    ``unit`` is the length, in world units, that the distortion and densities are measured in. The term of the
+    distortion raises ValueError if rays were rendered without it.
     """
 
     def weighted(term: Loss, weight: float) -> Loss:
         return lambda outputs, batch: weight * term(outputs, batch)
 
     terms: dict[str, Loss] = {"photometric": photometric}
-    for term in (sample_rgb, ssim, distortion, opacity_entropy, sparsity):
+    for term in (sample_rgb, distortion, opacity_entropy, sparsity):
         weight = getattr(weights, term.__name__)
         if weight > 0:
             measured = partial(sparsity, unit=unit) if term is sparsity else term

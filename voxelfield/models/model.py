@@ -154,11 +154,19 @@ class Model(nn.Module, Component):  # type: ignore[misc]
         return warp_of(self.field)
 
     @property
+    def content_box(self) -> Tensor:
+        """Box (2, 3) of the part of space that matters most, world units, on the CPU; synchronises with the device.
+
+        It is the smallest of nested boxes, or the box of the occupied cells.
+        """
+        if self.warp is not None:
+            return box_tensor(self.warp.aabb, torch.device("cpu"))
+        return (self.occupancy.bounds() if bool(self.occupancy.occupied.any()) else self.occupancy.aabb).cpu()
+
+    @property
     def centre(self) -> Tensor:
-        """Centre (3,) of the part of space that matters most, world units, on the CPU; synchronises with the device."""
-        if self.warp is None:
-            return self.field.aabb.mean(dim=0).cpu()
-        return box_tensor(self.warp.aabb, torch.device("cpu")).mean(dim=0)
+        """Centre (3,) of the field's box, or of the smallest of nested boxes, as of :attr:`content_box`."""
+        return (self.field.aabb.cpu() if self.warp is None else self.content_box).mean(dim=0)
 
     @property
     def settings(self) -> RenderSettings:
@@ -204,15 +212,9 @@ class Model(nn.Module, Component):  # type: ignore[misc]
         distortion: bool = False,
         sampler: Sampler = visible_samples,
     ) -> Rendering:
-        """Renders rays, see :func:`voxelfield.rendering.render.render`.
+        """Renders R rays, on the field's device; arguments are as for :func:`voxelfield.rendering.render.render`.
 
-        Args:
-            rays: R rays, on the field's device.
-            settings: Sampling settings; None for :attr:`settings`, which synchronises with the device.
-            jitter: As for :func:`voxelfield.rendering.render.render`.
-            capacity: As for :func:`voxelfield.rendering.render.render`.
-            distortion: As for :func:`voxelfield.rendering.render.render`.
-            sampler: As for :func:`voxelfield.rendering.render.render`.
+        ``settings`` are :attr:`settings` by default, which synchronises with the device.
         """
         settings = self.settings if settings is None else settings
         with self.autocast():
@@ -269,11 +271,9 @@ class Model(nn.Module, Component):  # type: ignore[misc]
     ) -> FieldRenderer:
         """Returns a renderer of views of the present state.
 
-        Args:
-            backend: As for :class:`voxelfield.FieldRenderer`.
-            supersampling: As for :class:`voxelfield.FieldRenderer`; None for the sampling's.
-            background: (3,) float32 on the field's device; None for :attr:`environment`, or else :attr:`background`.
-            few: Only a few images will be rendered, for which no backend bakes the field.
+        The arguments are as for :class:`voxelfield.FieldRenderer`. By default, a pixel has as many rays as the sampling
+        says, and the background is :attr:`environment`, or else :attr:`background`. With ``few``, for a few images, no
+        backend bakes the field.
         """
         default = self.background if self.environment is None else self.environment
         return FieldRenderer(
@@ -295,30 +295,18 @@ class Model(nn.Module, Component):  # type: ignore[misc]
         return {**vars(self), **own, "_setup": None}
 
     def begin_training(self, setup: TrainingSetup) -> None:
-        """Called once before training.
-
-        Args:
-            setup: Settings, training cameras and the grid's optimizer.
-        """
+        """Called once before training."""
         self._setup = setup
 
     @property
     def setup(self) -> TrainingSetup:
-        """The argument of :meth:`begin_training`.
-
-        Raises:
-            RuntimeError: The model is not being trained.
-        """
+        """The argument of :meth:`begin_training`; raises RuntimeError if the model is not being trained."""
         if self._setup is None:
             raise RuntimeError("the model must be trained by a Session, which calls begin_training")
         return self._setup
 
     def before_step(self, step: int) -> None:
-        """Enters the stage that begins at a step, and updates the occupied cells.
-
-        Args:
-            step: Number of steps done.
-        """
+        """Enters the stage that begins at a step, and updates the occupied cells."""
         setup = self.setup
         config, stage = setup.occupancy, setup.stages[stage_at(setup.stages, step)]
         begins = stage.step == step
@@ -330,14 +318,7 @@ class Model(nn.Module, Component):  # type: ignore[misc]
             setup.optimizer.restrict()
 
     def enter_stage(self, stage: StageConfig) -> None:
-        """Changes the grid's box and resolution.
-
-        Args:
-            stage: The stage that begins.
-
-        Raises:
-            EmptyFieldError: No cell is left.
-        """
+        """Changes the grid's box and resolution as a stage begins; raises EmptyFieldError if no cell is left."""
         if stage.step == 0:
             self.restrict_occupancy()
         # Only a grid in the world frame is cropped: the box of a warp is fixed.
@@ -352,9 +333,8 @@ class Model(nn.Module, Component):  # type: ignore[misc]
     def resize(self, resolution: int, box: Tensor | None = None) -> None:
         """Adds detail and resizes the grid, with the optimizer's state; until the stage has begun, nothing samples it.
 
-        Args:
-            resolution: Cube root of the number of voxels.
-            box: (2, 3) a smaller box to which the grid is cropped first, or None.
+        ``resolution`` is the cube root of the number of voxels, and ``box`` (2, 3), if given, a smaller box to which
+        the grid is cropped first.
         """
         self.setup.optimizer.gather(self.resized(resolution, box))
         self.add_detail(resolution)
@@ -366,20 +346,15 @@ class Model(nn.Module, Component):  # type: ignore[misc]
         return self.grid.levels
 
     def add_detail(self, resolution: int) -> None:
-        """Allocates detail where the training images show something; by default nothing.
+        """Allocates detail where the training images show something, for the stage that begins; by default nothing.
 
-        Args:
-            resolution: Resolution of the stage that begins, the cube root of the number of voxels.
+        ``resolution`` is the stage's, the cube root of the number of voxels.
         """
 
     def count_shown(self, shape: Sequence[int]) -> Tensor:
-        """Counts the visible samples of the training images in each cell; expensive, and a collective call.
+        """Counts the visible samples of the training images in each cell, (X, Y, Z) int32; a collective call.
 
-        Args:
-            shape: Number of cells X, Y, Z of the occupancy grid's box.
-
-        Returns:
-            (X, Y, Z) int32.
+        Expensive. ``shape`` is the number of cells X, Y, Z of the occupancy grid's box.
         """
         cameras, settings = self.setup.cameras, self.settings
         settings = replace(settings, min_weight=max(settings.min_weight, _MIN_WEIGHT_WITH_DETAIL))
@@ -440,11 +415,7 @@ class Model(nn.Module, Component):  # type: ignore[misc]
     def occupied_fraction(self, step: int) -> float:
         """Returns the fraction of cells that are occupied; synchronises with the device.
 
-        Args:
-            step: Number of steps done, for the message.
-
-        Raises:
-            EmptyFieldError: No cell is occupied.
+        Raises EmptyFieldError, whose message names the step, if no cell is occupied.
         """
         fraction = self.occupancy.fraction()
         if fraction == 0:
@@ -461,8 +432,7 @@ class Model(nn.Module, Component):  # type: ignore[misc]
     def count_features(self, finest: int) -> int:
         """Returns the number of grid elements at the finest resolution of training.
 
-        Args:
-            finest: The finest resolution, the cube root of the number of voxels.
+        ``finest`` is the cube root of the number of voxels.
         """
         return sum(level.numel() for level in self.grid.levels)
 

@@ -51,14 +51,12 @@ class LossWeights:
 
     Attributes:
         sample_rgb: Colour error of single samples.
-        ssim: 1 - SSIM of patches of pixels; requires patches (``trainer.patches``).
         distortion: Distance, in ``scene.unit``, between the samples that contribute to a ray.
         opacity_entropy: Binary entropy of the opacities of rays.
         sparsity: Cauchy penalty on the densities of the samples that are kept, per ``scene.unit``.
     """
 
     sample_rgb: NotNegative = 0.005
-    ssim: NotNegative = 0.0
     distortion: NotNegative = 0.003
     opacity_entropy: NotNegative = 0.0
     sparsity: NotNegative = 0.0

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.rigid import exp_se3, moved
+from voxelfield.rendering.rigid import exp_se3, moved, quaternions, rotations
+
+# Signs of a camera's axes in viser (x right, y down, z forward), from those of OpenGL, and the other way round.
+_FLIPPED = torch.tensor([1.0, -1.0, -1.0], dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,11 @@ class Viewpoint:
         """The pose (4, 4), float32 on the CPU."""
         return torch.tensor(self.c2w, dtype=torch.float32).view(4, 4)
 
+    @property
+    def wxyz(self) -> np.ndarray:
+        """The orientation as a quaternion (4,), real part first, in the axes of viser's cameras."""
+        return quaternions((self.matrix[:3, :3].double() * _FLIPPED)[None])[0].numpy()
+
     def fitted(self, aspect: float) -> Viewpoint:
         """Returns the viewpoint widened such that an image of an aspect shows the square in the middle of its rows."""
         return replace(self, fov=2 * math.atan(math.tan(0.5 * self.fov) / min(1.0, aspect)))
@@ -45,6 +55,14 @@ class Viewpoint:
         focal = 0.5 * height / math.tan(0.5 * self.fov)
         intrinsics = torch.tensor([[focal, focal, 0.5 * width, 0.5 * height - first]], dtype=torch.float32)
         return Cameras(self.matrix[None], intrinsics, width, end - first)
+
+
+def viewpoint_of_camera(camera: Any) -> Viewpoint:
+    """Returns the viewpoint of one of viser's cameras."""
+    c2w = torch.eye(4, dtype=torch.float64)
+    c2w[:3, :3] = rotations(torch.tensor(camera.wxyz, dtype=torch.float64)[None])[0] * _FLIPPED
+    c2w[:3, 3] = torch.tensor(camera.position)
+    return Viewpoint.of(c2w, camera.fov)
 
 
 def viewpoint_of(cameras: Cameras, index: int, aspect: float | None = None) -> Viewpoint:

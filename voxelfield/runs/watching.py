@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import shlex
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from voxelfield.grids.working_copies import copies_dtype
+from voxelfield.messages import in_shell
 from voxelfield.settings import LoggerConfig
 from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.training.logs import FailsafeLogger
@@ -82,8 +83,8 @@ class TrainingViewer:
         with self._survive():
             photographs = photographs_of(session.scene, ("train", "test"), session.cameras)
             self._template = session.result()
-            run = str(session.output or "RUN")
-            self._command = f"voxelfield view {shlex.quote(run)}"
+            run = session.output or Path("RUN")
+            self._command = f"voxelfield view {in_shell(run)}"
             self.page = page = ViewerPage(self._address, self._template, run, photographs, self.poll)
             session.records = self._records = _Overheard(session.records)
             with page.tabs.add_tab("Training", icon="chart-line"):

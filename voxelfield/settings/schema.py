@@ -14,7 +14,6 @@ from voxelfield.components.registry import Group, check_settings, keys_with, wit
 from voxelfield.config import BelowOne, Count, Form, Natural, NotNegative, Positive, Range, Resolution
 from voxelfield.datasets.options import ImageOptions, LoadOptions
 from voxelfield.devices import DEVICES, DEVICES_IN_WORDS
-from voxelfield.evaluation.metrics import WINDOW
 from voxelfield.grids.boxes import parse_box
 from voxelfield.models.model_config import ModelConfig
 from voxelfield.models.pyramid import PyramidConfig
@@ -162,7 +161,8 @@ class TrainerConfig(Group):
         extra_rays: Whether ``max_rays`` grows, up to four times, in a scene of a single box that fewer than half of the
             pixels see, as of panoramas around an object (:meth:`with_rays_that_miss`).
         supersampling: Number of rays along each side of a training pixel; 1 casts a single ray through its centre.
-        patches: Number of square patches of neighbouring pixels in each step, in addition to single pixels.
+        patches: Number of square patches of neighbouring pixels in each step, in addition to single pixels, for losses
+            that compare them.
         patch_size: Side of the patches in pixels.
         pixel_averaging: Values that are averaged over a pixel's rays: ``linear_light``, which sRGB values encode, or
             the ``encoded`` values as they are; also used with ``evaluation.supersampling``.
@@ -259,24 +259,19 @@ class TrainerConfig(Group):
     def with_rays_that_miss(self, share: float) -> TrainerConfig:
         """Returns the settings with more rays, if fewer than half of all rays go through the scene and have samples.
 
-        Settings that have more rays already, and thus ``extra_rays=false``, are returned as they are.
-
-        Args:
-            share: Share of the rays that go through the scene's box; below a quarter it counts as a quarter, because
-                memory for distances is allocated for each ray.
+        Settings that have more rays already, and thus ``extra_rays=false``, are returned as they are. ``share`` is the
+        share of the rays that go through the scene's box; below a quarter it counts as a quarter, because memory for
+        distances is allocated for each ray.
         """
         if share >= 0.5 or not self.extra_rays:
             return self
         return replace(self, max_rays=math.ceil(self.max_rays / max(share, 1 / 4)), extra_rays=False)
 
     def scaled(self, devices: int) -> TrainerConfig:
-        """Returns the settings that several devices follow together, as ``scaling`` says.
+        """Returns the settings that a number of devices follow together, as ``scaling`` says.
 
         Learning rates grow with the square root of the batch, as for Adam the noise of a gradient suggests (Malladi et
         al. 2022, "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms").
-
-        Args:
-            devices: Their number.
         """
         if self.scaling == "none" or devices == 1:
             return self
@@ -312,11 +307,6 @@ class TrainerConfig(Group):
             raise ValueError(
                 f"{name}.patches must have room in {name}.max_rays = {self.max_rays} rays, got {self.patches} patches "
                 f"of {pixels} pixels"
-            )
-        if self.loss.ssim > 0 and (self.patches == 0 or self.patch_size < WINDOW):
-            raise ValueError(
-                f"{name}.patches must be positive and {name}.patch_size at least {WINDOW}, the side of SSIM's window, "
-                f"where {name}.loss.ssim is positive, got {self.patches} and {self.patch_size}"
             )
         steps = [stage.step for stage in self.stages]
         if not steps or steps[0] != 0 or steps != sorted(set(steps)):
@@ -458,10 +448,6 @@ class RunConfig:
         return self.scene.aabb is not None and self.warp.ends_at_box(bounded=True)
 
     def load_options(self, **changes: Any) -> dict[str, Any]:
-        """Returns the options of :func:`voxelfield.load_scene` from these settings.
-
-        Args:
-            changes: Options that replace them.
-        """
+        """Returns the options of :func:`voxelfield.load_scene` from these settings; ``changes`` replace some."""
         stated = vars(self.scene) | vars(self.data) | {"image_size": self.trainer.image_size}
         return {option.name: stated[option.name] for option in fields(LoadOptions) if option.name in stated} | changes

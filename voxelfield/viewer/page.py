@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import math
-import shlex
 import tempfile
 import threading
 import time
@@ -26,20 +25,15 @@ from voxelfield.datasets.camera_path import camera_path_file
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.installed import MissingPackageError
 from voxelfield.media.video import write_video
+from voxelfield.messages import in_shell
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.paths import overview, reference_camera, through, upright_axes
 from voxelfield.rendering.pixels import to_uint8, turbo
 from voxelfield.rendering.view_pictures import PICTURES, depth_range, picture
-from voxelfield.rendering.viewpoints import Viewpoint, turned, viewpoint_of
+from voxelfield.rendering.viewpoints import Viewpoint, turned, viewpoint_of, viewpoint_of_camera
 from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.viewer.address import Address
-from voxelfield.viewer.pictures import (
-    PictureRequest,
-    RenderWorker,
-    content_box,
-    viewpoint_of_camera,
-    wxyz_of,
-)
+from voxelfield.viewer.pictures import PictureRequest, RenderWorker
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +55,7 @@ _EMPTY = "Only the background is visible: the field is empty, or the camera look
 
 _OVERVIEW_SIZE = 512
 _THUMBNAIL_SIDE = 96
-_SPLIT_COLORS = {"train": (40, 110, 220), "test": (220, 120, 30)}
-_OTHER_COLOR = (120, 120, 120)
+_SPLIT_COLORS = {"train": (40, 110, 220), "test": (220, 120, 30), "val": (120, 120, 120)}
 
 _PATH_COLOR = (220, 50, 90)
 _ORBIT_KEYS = 12
@@ -94,7 +87,7 @@ def first_view(run: TrainedModel, photographs: Photographs) -> tuple[Viewpoint, 
         split, index = next(iter(photographs.values()))
         cameras = split.cameras
     if cameras is None:
-        return viewpoint_of(overview(content_box(run), *size), 0), torch.tensor([0.0, 0.0, 1.0])
+        return viewpoint_of(overview(run.model.content_box, *size), 0), torch.tensor([0.0, 0.0, 1.0])
     return viewpoint_of(cameras, index), upright_axes(cameras)[2].float().cpu()
 
 
@@ -104,7 +97,7 @@ class ViewerPage:
     Args:
         address: Where to serve it, as checked by :meth:`Address.check`.
         run: The field, or its state at the beginning of the training in progress.
-        name: The run's path for the command line.
+        run_path: The path from which the field is loaded again, for the command line.
         photographs: Photographs of the scene, in the frame in which the field was trained; there may be none.
         poll: Returns the field if training has changed it since the last call; None if it does not change.
 
@@ -127,7 +120,7 @@ class ViewerPage:
         self,
         address: Address,
         run: TrainedModel,
-        name: str,
+        run_path: Path,
         photographs: Photographs,
         poll: Callable[[], TrainedModel | None] | None = None,
     ) -> None:
@@ -135,7 +128,7 @@ class ViewerPage:
         from voxelfield.viewer.server import start_server
 
         self.address = address
-        self.box = content_box(run)
+        self.box = run.model.content_box
         self.extent = float((self.box[1] - self.box[0]).norm())
         self.background = tuple(to_uint8(run.model.background).tolist())
         self.origin = run.config.scene.origin
@@ -165,7 +158,7 @@ class ViewerPage:
                 with self.tabs.add_tab("Cameras", icon="camera"):
                     self.cameras = CamerasPanel(self, photographs)
             with self.tabs.add_tab("Path", icon="route") as tab:
-                self.path = PathPanel(self, tab, name)
+                self.path = PathPanel(self, tab, run_path)
             self.path.change([])
         self.view.fov.value = math.degrees(self.home.fov)
         self.server.on_client_connect(self._connect)
@@ -173,11 +166,10 @@ class ViewerPage:
 
     def close(self) -> None:
         """Stops serving."""
-        from voxelfield.viewer.server import stop_server
-
         self.closed = True
         self.worker.close()
-        stop_server(self.server)
+        with contextlib.redirect_stdout(None):  # viser prints a banner
+            self.server.stop()
 
     def callback(self, work: Callable[[Any], None], lock: Any = None) -> Callable[[Any], Coroutine[Any, Any, None]]:
         """Returns a callback for a control; it calls ``work`` in a thread unless too many wait or the page is closed.
@@ -219,7 +211,7 @@ class ViewerPage:
         """Moves the camera of a client."""
         with client.atomic():
             self._place(client.camera, viewpoint)
-            client.camera.wxyz = wxyz_of(viewpoint.matrix)
+            client.camera.wxyz = viewpoint.wxyz
         client.flush()
         self.view.fov.value = math.degrees(viewpoint.fov)
 
@@ -232,8 +224,8 @@ class ViewerPage:
             choice.value = option
             go(client)
 
-        c2w = viewpoint.matrix
-        options |= {"wxyz": wxyz_of(c2w), "position": c2w[:3, 3].numpy(), "thickness": 1.5, "thickness_units": "screen"}
+        position = viewpoint.matrix[:3, 3].numpy()
+        options |= {"wxyz": viewpoint.wxyz, "position": position, "thickness": 1.5, "thickness_units": "screen"}
         frustum = self.server.scene.add_camera_frustum(f"/overlays/{name}", viewpoint.fov, aspect, **options)
         frustum.on_click(self.callback(select))
         return frustum
@@ -362,7 +354,7 @@ class CamerasPanel:
             width / height,
             *(self.view, name, self._move),
             scale=self._scale,
-            color=_SPLIT_COLORS.get(name.partition("/")[0], _OTHER_COLOR),
+            color=_SPLIT_COLORS[name.partition("/")[0]],
             image=np.asarray(thumbnail(image, _THUMBNAIL_SIDE, self._page.background)),
             format="jpeg",
         )
@@ -374,9 +366,9 @@ class CamerasPanel:
 
 
 class PathPanel:
-    """Key cameras and the path through them: preview, video, file; ``run`` is the run's path for the command line."""
+    """Key cameras and the path through them: preview, video, file, and the command with which a run renders it."""
 
-    def __init__(self, page: ViewerPage, tab: Any, run: str) -> None:
+    def __init__(self, page: ViewerPage, tab: Any, run_path: Path) -> None:
         self._page, self._tab = page, tab
         self.frusta: list[Any] = []
         self._drawn = page.server.scene.add_frame("/overlays/path", show_axes=False)
@@ -397,7 +389,7 @@ class PathPanel:
         self.progress = gui.add_progress_bar(0, visible=False)
         self.export = gui.add_button(f"Save {PATH_FILE}", icon="download")
         # A text field, because Markdown would interpret the name of the run.
-        command = f"voxelfield render {shlex.quote(run)} --path {PATH_FILE}"
+        command = f"voxelfield render {in_shell(run_path)} --path {PATH_FILE}"
         hint = "Renders the video of a saved path."
         self.command = gui.add_text("Command", command, multiline=True, disabled=True, hint=hint)
         self.add.on_click(page.callback(lambda client: self.change([*self.keys, viewpoint_of_camera(client.camera)])))
@@ -482,14 +474,12 @@ class PathPanel:
         if not overlays.visible:
             overlays.visible = True  # which ends the playing
             return
-        stations, began = self.stations(), time.monotonic()
+        stations, began, seconds = self.stations(), time.monotonic(), 0.0
         overlays.visible = False
         try:
-            while self._page.serves(client) and not overlays.visible:
+            while self._page.serves(client) and not overlays.visible and seconds <= self.seconds.value:
                 seconds = time.monotonic() - began
                 self._seek(client, stations, seconds)
-                if seconds > self.seconds.value:
-                    break
                 time.sleep(1 / _PLAYED_PER_SECOND)
         finally:
             overlays.visible = True

@@ -11,23 +11,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from voxelfield.grids.boxes import box_tensor
 from voxelfield.rendering.pixels import to_uint8
-from voxelfield.rendering.rigid import quaternions, rotations
 from voxelfield.rendering.view_pictures import depth_range, picture
 from voxelfield.rendering.viewpoints import Viewpoint
 from voxelfield.trained.trained_model import TrainedModel
 
 logger = logging.getLogger(__name__)
 
-# Signs of a camera's axes in viser, from those of OpenGL, and the other way round.
-_FLIPPED = torch.tensor([1.0, -1.0, -1.0], dtype=torch.float64)
 _LOOK_ROWS = 48  # of the picture that finds the range of depths
 
 _REST_SECONDS = 0.15  # without movement, after which a camera is at rest
@@ -41,19 +35,6 @@ _CLOSING_SECONDS = 5.0  # longest time that closing waits for the picture being 
 _FEWEST_PIXELS = 64 * 64
 # Pictures whose duration is within this factor of the target keep their size, because constant changes flicker.
 _DURATION_TOLERANCE = 1.25
-
-
-def viewpoint_of_camera(camera: Any) -> Viewpoint:
-    """Returns the viewpoint of a viser camera, whose axes are x right, y down, z forward."""
-    c2w = torch.eye(4, dtype=torch.float64)
-    c2w[:3, :3] = rotations(torch.tensor(camera.wxyz, dtype=torch.float64)[None])[0] * _FLIPPED
-    c2w[:3, 3] = torch.tensor(camera.position)
-    return Viewpoint.of(c2w, camera.fov)
-
-
-def wxyz_of(c2w: Tensor) -> np.ndarray:
-    """Returns the quaternion of a pose (4, 4) in the axes of viser's cameras."""
-    return quaternions((c2w[:3, :3].double() * _FLIPPED)[None])[0].numpy()
 
 
 @dataclass(frozen=True)
@@ -91,17 +72,6 @@ class Painter:
         )
         depths = self._depths(viewpoint, width / height) if request.mode == "depth" else (0.5, 1.0)
         return to_uint8(picture(view, request.mode, depths)).cpu()
-
-
-def content_box(run: TrainedModel) -> Tensor:
-    """Returns the part of space that matters, (2, 3) world units on the CPU.
-
-    It is the smallest of nested boxes, or the box of the occupied cells.
-    """
-    if run.model.warp is not None:
-        return box_tensor(run.model.warp.aabb, torch.device("cpu"))
-    occupancy = run.occupancy
-    return (occupancy.bounds() if bool(occupancy.occupied.any()) else occupancy.aabb).cpu()
 
 
 class Detail(IntEnum):
@@ -222,43 +192,33 @@ class RenderWorker:
                     time.sleep(_POLL_SECONDS)
 
     def _draw_next(self) -> None:
-        """Draws for the client whose turn it is, or waits a little."""
+        """Draws and delivers a picture for the client whose turn it is, or waits a little."""
         with self._wake:
-            client = self._next_client()
+            # One that has seen nothing yet, otherwise one at rest; the longest waiting.
+            rested, clients = time.perf_counter() - _REST_SECONDS, self._clients.values()
+            resting = [each for each in clients if each.detail == Detail.COARSE and each.changed <= rested]
+            waiting = [each for each in clients if each.detail == Detail.NONE] or resting
+            client = min(waiting, key=lambda each: each.changed, default=None)
             if client is None or self.painter is None:
                 self._wake.wait(_POLL_SECONDS)
                 return
             request, sharp = client.request, client.detail == Detail.COARSE
             # Set before drawing, because a change of the request sets it back.
             client.detail = Detail.SHARP if sharp else Detail.COARSE
+        started = time.perf_counter()
         try:
-            self._draw(self.painter, client, request, sharp=sharp)
+            if sharp:
+                pixels = self._sharp(self.painter, client, request)
+            else:
+                pixels = self.painter.picture(client.reduced(request, 1 / self.frames_per_second))
+            if pixels is None:
+                return
+            self._deliver(client.client_id, pixels, sharp, time.perf_counter() - started)
         except Exception:
             with self._wake:
                 if client.detail != Detail.NONE:
                     client.detail = Detail.SHARP  # the request is drawn again only after a change
             raise
-
-    def _next_client(self) -> _Client | None:
-        """Returns the client to draw for: one that has seen nothing yet, otherwise one at rest; the longest waiting."""
-        rested = time.perf_counter() - _REST_SECONDS
-        waiting = (
-            client
-            for client in self._clients.values()
-            if client.detail == Detail.NONE or (client.detail == Detail.COARSE and client.changed <= rested)
-        )
-        return min(waiting, key=lambda client: (client.detail, client.changed), default=None)
-
-    def _draw(self, painter: Painter, client: _Client, request: PictureRequest, *, sharp: bool) -> None:
-        """Draws and delivers a picture, unless it is sharp and no longer wanted."""
-        started = time.perf_counter()
-        if sharp:
-            pixels = self._sharp(painter, client, request)
-            if pixels is None:
-                return
-        else:
-            pixels = painter.picture(client.reduced(request, 1 / self.frames_per_second))
-        self._deliver(client.client_id, pixels, sharp, time.perf_counter() - started)
         now = time.perf_counter()
         if sharp:
             pause = (now - started) * (1 / self._update_fraction - 1)

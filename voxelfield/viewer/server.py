@@ -72,7 +72,7 @@ def start_server(address: Address, label: str) -> Any:
             if len(connection.server.connections) >= MOST_CONNECTIONS:
                 refusal = http.HTTPStatus.SERVICE_UNAVAILABLE, f"at most {MOST_CONNECTIONS} browsers may be connected"
             if refusal is not None:
-                log.warn(f"refused a request: {refusal[1]}")
+                log.warning("refused a request: %s", refusal[1])
                 return connection.respond(refusal[0], refusal[1] + "\n")
             return None if process_request is None else process_request(connection, request)
 
@@ -81,14 +81,11 @@ def start_server(address: Address, label: str) -> Any:
                 for name, value in address.response_headers(request.path, request.headers["Host"]).items():
                     response.headers[name] = value
 
-        # Not in the hierarchy of loggers, because a logger keeps its filters.
-        websockets_logger = logging.Logger(f"{__name__}.websockets", logging.WARNING)
-        websockets_logger.addFilter(log.replace)
         options |= {
             "process_request": check,
             "process_response": add_headers,
             "create_connection": functools.partial(_Connection, control_of, log),
-            "logger": websockets_logger,
+            "logger": log,
             "max_size": LARGEST_MESSAGE,
         }
         return original(handler, *place, **options)
@@ -112,10 +109,11 @@ def start_server(address: Address, label: str) -> Any:
                 'pip install "viser==1.1.1"'
             )
     except BaseException:
-        stop_server(server)
+        with _quiet():
+            server.stop()
         raise
     server.get_event_loop().set_exception_handler(
-        lambda _, context: log.warn(f"a browser's request failed: {context.get('exception') or context['message']}")
+        lambda _, context: log.warning("a browser's request failed: %s", context.get("exception") or context["message"])
     )
     log.enabled = True
     return server
@@ -151,35 +149,25 @@ def _bypassed(server: Any, address: Address) -> str | None:
         return None if code(b"\xc1") == _POLICY_VIOLATION else "messages"
 
 
-def stop_server(server: Any) -> None:
-    """Stops viser's server."""
-    with _quiet():
-        server.stop()
-
-
-class _LogOnce:
+class _LogOnce(logging.Logger):
     """Logs each kind of warning once, in one line, so that no client can fill the log; nothing until it is enabled.
 
     It has no lock, because all warnings come from the thread of viser's event loop.
     """
 
     def __init__(self) -> None:
+        super().__init__(__name__, logging.WARNING)
         self.enabled = False
         self._logged: set[str] = set()
 
-    def warn(self, message: str) -> None:
+    def handle(self, record: logging.LogRecord) -> None:
         """Logs a warning unless a similar one, which differs in the value after ``, got``, has been logged."""
-        message = clipped(" ".join(message.split()))
+        error = record.exc_info and record.exc_info[1]
+        message = clipped(" ".join((record.getMessage() + (f" ({error})" if error else "")).split()))
         kind = message.partition(", got ")[0]
         if self.enabled and kind not in self._logged and len(self._logged) < _MOST_WARNINGS:
             self._logged.add(kind)
             logger.warning("viewer: %s (logged once)", message)
-
-    def replace(self, record: logging.LogRecord) -> bool:
-        """Filters out a record of websockets, and logs it here instead, without its traceback."""
-        error = record.exc_info[1] if record.exc_info else None
-        self.warn(f"{record.getMessage()} ({error})" if error else record.getMessage())
-        return False
 
 
 class _Connection(ServerConnection):
@@ -222,7 +210,7 @@ class _Connection(ServerConnection):
             self.loop.call_later(READING_SECONDS, self._watch, now)
 
     def _end(self, reason: str) -> None:
-        self._log.warn(f"a browser was disconnected: {reason}")
+        self._log.warning("a browser was disconnected: %s", reason)
         self.transport.abort()
 
     async def recv(self, decode: bool | None = None) -> Any:
@@ -238,7 +226,7 @@ class _Connection(ServerConnection):
             try:
                 message = validated(data, self._control_of)
             except RefusedMessageError as error:
-                self._log.warn(f"a browser was disconnected: {error}")
+                self._log.warning("a browser was disconnected: %s", error)
                 await self.close(_POLICY_VIOLATION, clipped(str(error)))
                 raise self.protocol.close_exc from error
             if message is not None:
