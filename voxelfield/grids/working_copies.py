@@ -77,7 +77,7 @@ class Combination:
         """Returns the gradient of the points (N, 3), given the gradient of :meth:`sample`."""
         stencil = grid_stencil(*grid_options(padding, True, "linear", self.reduce == "sum", False))
         gradients = [
-            PointGradient.forward(_taken(values, columns), *levels[part], points, stencil)
+            PointGradient.forward(stencil, None, _taken(values, columns), points, *levels[part])
             for part, columns in self._groups(len(levels))
         ]
         return sum(gradients[1:], start=gradients[0])
@@ -258,7 +258,7 @@ class WorkingCopies:
         for copy, grid in zip(copies[dense:], self.sparse, strict=True):
             part = values[:, column : column + grid.channels].contiguous()
             slopes = grid.atlas_slopes(points)
-            total = total + slopes * PointGradient.forward(part, copy, grid.atlas_positions(points), stencil)
+            total = total + slopes * PointGradient.forward(stencil, None, part, grid.atlas_positions(points), copy)
             column += grid.channels
         return total
 
