@@ -20,9 +20,8 @@ from voxelfield.foundation.autograd import needs_long_path
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.ops._derivatives import PointGradient
-from voxelfield.ops._grids import Padding, grid_options, grid_stencil, joined
+from voxelfield.ops._grids import Padding, Reduction, grid_options, grid_stencil, joined
 from voxelfield.ops._internal.accumulate import accumulate_trilinear_
-from voxelfield.ops.pyramid import Reduction
 
 _ALL = [slice(None)]
 

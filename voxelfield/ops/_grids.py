@@ -7,7 +7,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -44,6 +44,22 @@ Mode = Literal["linear", "nearest"]
 PADDINGS: dict[str, int] = {"border": 0, "zeros": 1, "reflection": 2, "periodic": 3}
 _PERIODIC, _PERIODIC_CLOSED = 3, 4  # of the second, each axis ends with a copy of its first vertex
 MODES: tuple[str, ...] = ("linear", "nearest")
+Reduction = Literal["concat", "sum"]
+REDUCTIONS: tuple[str, ...] = ("concat", "sum")
+
+
+class GridOptions(TypedDict, total=False):
+    """Options of :func:`voxelfield.ops.sample_trilinear`."""
+
+    padding: Padding
+    align_corners: bool
+    mode: Mode
+
+
+class PyramidOptions(GridOptions, total=False):
+    """Options of :func:`voxelfield.ops.sample_pyramid`."""
+
+    reduce: Reduction
 
 
 @dataclass(frozen=True)

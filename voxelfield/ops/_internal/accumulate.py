@@ -10,9 +10,8 @@ from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.foundation.checks import as_coordinates
-from voxelfield.ops._grids import PADDINGS, Padding, grid_options, grid_stencil
+from voxelfield.ops._grids import PADDINGS, Padding, Reduction, grid_options, grid_stencil
 from voxelfield.ops._table import declare
-from voxelfield.ops.pyramid import Reduction
 
 
 @torch.no_grad()
