@@ -24,20 +24,17 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from voxelfield import Lens, _library, ops
 from voxelfield.fields.decoders import spherical_harmonics
 from voxelfield.ops._internal import optim
-from voxelfield.ops._internal.accumulate import accumulate_trilinear_
+from voxelfield.ops._internal.cameras import lens_points, lens_rays, pixel_rays
 from voxelfield.ops._internal.color import append_view, pixel_color_error, pixel_colors, sample_color_error
-from voxelfield.ops._internal.empty_distance import empty_distance
-from voxelfield.ops._internal.lens import lens_points, lens_rays
-from voxelfield.ops._internal.march_pieces import march_pieces
-from voxelfield.ops._internal.march_visible import march_visible
-from voxelfield.ops._internal.pixel_rays import pixel_rays
-from voxelfield.ops._internal.render_image import (
+from voxelfield.ops._internal.fields import (
     PackedSHGrid,
+    march_visible,
     render_baked_image,
     render_grid_image,
     render_pyramid_image,
 )
-from voxelfield.ops._internal.sparse_grid import atlas_coordinates, sum_duplicates_
+from voxelfield.ops._internal.rays import empty_distance, march_pieces
+from voxelfield.ops._internal.stencil import accumulate_trilinear_, atlas_coordinates, sum_duplicates_
 from voxelfield.ops._table import TABLE
 from voxelfield.warps.nested_boxes import NestedBoxes
 

@@ -14,10 +14,9 @@ import torch
 
 from voxelfield import _library, ops
 from voxelfield.grids.sparse_grid import SparseGrid
-from voxelfield.ops._internal.accumulate import accumulate_trilinear_
+from voxelfield.ops._internal.cameras import pixel_rays
 from voxelfield.ops._internal.color import append_view, pixel_color_error, pixel_colors, sample_color_error
-from voxelfield.ops._internal.empty_distance import empty_distance
-from voxelfield.ops._internal.march_visible import march_visible
+from voxelfield.ops._internal.fields import march_visible, render_baked_image, render_pyramid_image
 from voxelfield.ops._internal.optim import (
     active_tiles,
     grid_adam_,
@@ -26,9 +25,8 @@ from voxelfield.ops._internal.optim import (
     touched_vertices,
     unpack_vertices,
 )
-from voxelfield.ops._internal.pixel_rays import pixel_rays
-from voxelfield.ops._internal.render_image import render_baked_image, render_pyramid_image
-from voxelfield.ops._internal.sparse_grid import atlas_coordinates, sum_duplicates_
+from voxelfield.ops._internal.rays import empty_distance
+from voxelfield.ops._internal.stencil import accumulate_trilinear_, atlas_coordinates, sum_duplicates_
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).op_arguments

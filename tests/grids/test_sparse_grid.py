@@ -13,8 +13,8 @@ from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.sparse_grid import BLOCK_CELLS, BLOCK_VERTICES, SparseGrid
 from voxelfield.ops._internal import optim
-from voxelfield.ops._internal.render_image import render_pyramid_image
-from voxelfield.ops._internal.sparse_grid import atlas_coordinates, sum_duplicates_
+from voxelfield.ops._internal.fields import render_pyramid_image
+from voxelfield.ops._internal.stencil import atlas_coordinates, sum_duplicates_
 from voxelfield.ops.marching import pack_occupancy
 
 BOX = ((-1.0, -2.0, 0.0), (1.0, 2.0, 1.5))

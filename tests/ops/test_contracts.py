@@ -28,7 +28,7 @@ from voxelfield.ops._table import TABLE
 
 # Public functions beside the ops.
 HELPERS = {
-    *("pieces_of", "world_distances", "sphere_points", "sphere_rays", "tiles_along"),
+    *("pieces_of", "sphere_points", "sphere_rays", "tiles_along"),
     *("empty_image", "pyramid_image_fits"),
 }
 FUNCTIONS = [name for name, row in CONTRACTS.items() if not row.in_place]

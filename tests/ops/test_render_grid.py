@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from voxelfield import ops
 from voxelfield.fields.decoders import SHDecoder, spherical_harmonics
 from voxelfield.fields.density import DensityActivation
-from voxelfield.ops._internal.empty_distance import empty_distance
-from voxelfield.ops._internal.render_image import PackedSHGrid, render_grid_image
+from voxelfield.ops._internal.fields import PackedSHGrid, render_grid_image
+from voxelfield.ops._internal.rays import empty_distance
 from voxelfield.rendering.cameras import Cameras
 
 SCALE, SHIFT = 20.0, -1.5

@@ -19,7 +19,7 @@ from pyramid_scene import (
 
 from voxelfield import ops
 from voxelfield.fields.decoders import spherical_harmonics
-from voxelfield.ops._internal.render_image import render_pyramid_image
+from voxelfield.ops._internal.fields import render_pyramid_image
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.warps.nested_boxes import NestedBoxes
 

@@ -14,8 +14,8 @@ from voxelfield.fields.decoders import DeferredMLPDecoder, FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import Field, RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
-from voxelfield.ops._internal.render_image import render_baked_image
-from voxelfield.ops._internal.sparse_grid import atlas_coordinates
+from voxelfield.ops._internal.fields import render_baked_image
+from voxelfield.ops._internal.stencil import atlas_coordinates
 from voxelfield.rendering.bricks import Bricks, bake, can_bake, stored_bytes
 from voxelfield.rendering.occupancy import OccupancyGrid
 

@@ -9,8 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from voxelfield import ops
-from voxelfield.ops._internal.march_visible import march_visible
-from voxelfield.ops._internal.render_image import PackedSHGrid, render_grid_image, render_pyramid_image
+from voxelfield.ops._internal.fields import PackedSHGrid, march_visible, render_grid_image, render_pyramid_image
 from voxelfield.rendering.cameras import Cameras
 
 BOX = [[-1.0] * 3, [1.0] * 3]

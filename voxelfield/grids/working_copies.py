@@ -21,7 +21,7 @@ from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.ops._derivatives import PointGradient
 from voxelfield.ops._grids import Padding, Reduction, grid_options, grid_stencil, joined
-from voxelfield.ops._internal.accumulate import accumulate_trilinear_
+from voxelfield.ops._internal.stencil import accumulate_trilinear_
 
 _ALL = [slice(None)]
 
@@ -65,7 +65,7 @@ class Combination:
     ) -> None:
         """Adds the gradients ``values`` of :meth:`sample` to ``sums``, or to slabs of these.
 
-        Arguments are as for :func:`voxelfield.ops._internal.accumulate.accumulate_trilinear_`.
+        Arguments are as for :func:`voxelfield.ops._internal.stencil.accumulate_trilinear_`.
         """
         for part, columns in self._groups(len(sums)):
             some = slabs and slabs[part]

@@ -16,7 +16,7 @@ from voxelfield.fields.field import Field, RadianceField, warp_of
 from voxelfield.foundation import constants
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.voxel_grid import VoxelGrid
-from voxelfield.ops._internal.render_image import (
+from voxelfield.ops._internal.fields import (
     PackedSHGrid,
     pyramid_image_fits,
     render_baked_image,
