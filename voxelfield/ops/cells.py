@@ -9,9 +9,7 @@ from torch import Tensor
 from voxelfield.foundation.checks import (
     FLOATING,
     as_coordinates,
-    check_dtype,
     check_field,
-    check_tensor,
     coordinate_dtype,
 )
 from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Stencil, declare_lookup, declare_splat
@@ -45,8 +43,7 @@ def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
 
 
 def _check(feats: Tensor, points: Tensor) -> None:
-    check_tensor("feats", feats, ("N", 8, "C"))
-    check_dtype("feats", feats, FLOATING)
+    check_field("feats", feats, ("N", 8, "C"), FLOATING)
     check_field("points", points, (feats.shape[0], 3), coordinate_dtype(feats.dtype), "feats", feats)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -82,7 +81,7 @@ def march_visible(
     offset = midpoints(near) if offset is None else offset
     check_capacity(capacity)
     rays = (origins, directions, near, far, offset)
-    cells = (*cells_to_walk(occupied, "origins", origins), aabb_occupancy)
+    cells = (*cells_to_walk(occupied), aabb_occupancy)
     field = (list(levels), list(blocks), aabb, list(density_weights))
     numbers = (step, density_initial, min_transmittance, min_weight, max_samples_per_ray, list(boxes))
     limit = _UNLIMITED if capacity is None else capacity
@@ -109,199 +108,98 @@ _pack_slots = declare(
 )
 
 
-def render_pyramid_image(
-    c2w: Tensor,
-    intrinsics: Tensor,
-    width: int,
-    height: int,
-    background: Tensor,
-    occupied: Tensor | OccupancyBits,
-    aabb_occupancy: Tensor,
-    levels: Sequence[Tensor],
-    aabb: Tensor,
-    density_weights: Sequence[Tensor],
-    color_weights: Sequence[Tensor],
-    *,
-    lens: Tensor | None = None,
-    step: float,
-    density_initial: float,
-    view_degree: int,
-    min_transmittance: float = MIN_TRANSMITTANCE,
-    min_weight: float = MIN_WEIGHT,
-    boxes: Sequence[float] = (),
-    blocks: Sequence[Tensor | None] = (),
-) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Renders the image of a camera without gradient; on CUDA one kernel does everything, including the rays.
-
-    The field is that of :class:`voxelfield.VoxelPyramid` and :class:`voxelfield.fields.decoders.FusedMLPDecoder`:
-    features of all levels side by side, a first network from these to density and geometry, a second one from geometry
-    and the spherical harmonics of the viewing direction to colour (Mueller et al. 2022, Instant-NGP, section 5.4). The
-    rays are those of :meth:`voxelfield.rendering.cameras.Cameras.image_rays` through ``aabb``, or through the largest
-    of ``boxes``.
-
-    On CUDA every thread of a warp marches a ray, and the warp evaluates the first network for the current samples of
-    its 32 rays at once. A ray ends once its transmittance falls below ``min_transmittance``. The second network is
-    evaluated only for samples whose weight exceeds ``min_weight``, 32 at a time. If the weights of both networks do not
-    fit the shared memory of a block, the kernel reads the second network from global memory, which is slower, and the
-    first such call warns.
-
-    Camera and image are as for :func:`render_grid_image`, and the field is as for :func:`march_visible`, with 16
-    outputs of ``density_weights``. ``color_weights`` are two to four float32 or float16 matrices, from
-    16 + (view_degree + 1)^2 inputs to 3 outputs, with hidden layers of at most 128; ``view_degree`` is 0 to 3.
-
-    Returns:
-        rgb (height, width, 3) over the background, opacity (height, width) and depth (height, width), the
-        opacity-weighted mean distance in world units along the ray; float32. Does not synchronise with the device. The
-        image is the same in every run on a device.
-    """
-    camera = (c2w, intrinsics, lens, width, height, background)
-    cells = (*cells_to_walk(occupied, "c2w", c2w), aabb_occupancy)
-    field = (list(levels), list(blocks), aabb, list(density_weights), list(color_weights))
-    numbers = (step, density_initial, view_degree, min_transmittance, min_weight)
-    return _render_pyramid_image(*camera, *cells, *field, *numbers, list(boxes))
-
-
-def empty_image(c2w: Tensor, width: int, height: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns colours, opacities and depths for a compiler: shapes and dtypes without values."""
-    return c2w.new_empty(height, width, 3), c2w.new_empty(height, width), c2w.new_empty(height, width)
-
-
 def pyramid_image_fits(like: Tensor, width: int) -> bool:
     """Tells whether a block on the device of ``like`` has room for networks with hidden layers of ``width``."""
     return _pyramid_image_fits(like, width)
 
 
-_render_pyramid_image = declare("render_pyramid_image", empty_image)
 _pyramid_image_fits = declare("pyramid_image_fits")
 
+
+# --- whole images: rows, which image backends call by name
+
+
+def _image(c2w: Tensor, width: int, height: int) -> tuple[Tensor, Tensor, Tensor]:
+    return c2w.new_empty(height, width, 3), c2w.new_empty(height, width), c2w.new_empty(height, width)
+
+
+def _baked_image(c2w: Tensor, width: int, height: int, values: Tensor) -> tuple[Tensor, ...]:
+    directions, opacity, depth = _image(c2w, width, height)
+    return c2w.new_empty(height, width, values.shape[-1]), opacity, depth, directions
+
+
+render_pyramid_image = declare("render_pyramid_image", _image)
+r"""Renders the image of a camera without gradient; on CUDA one kernel does everything, including the rays.
+
+The field is that of :class:`voxelfield.VoxelPyramid` and :class:`voxelfield.fields.decoders.FusedMLPDecoder`: features
+of all levels side by side, a first network from these to density and geometry, a second one from geometry and the
+spherical harmonics of the viewing direction to colour (Mueller et al. 2022, Instant-NGP, section 5.4). The rays are
+those of :meth:`voxelfield.rendering.cameras.Cameras.image_rays` through ``aabb``, or through the largest of ``boxes``.
+
+On CUDA every thread of a warp marches a ray, and the warp evaluates the first network for the current samples of its 32
+rays at once. A ray ends once its transmittance falls below ``min_transmittance``. The second network is evaluated only
+for samples whose weight exceeds ``min_weight``, 32 at a time. If the weights of both networks do not fit the shared
+memory of a block, the kernel reads the second network from global memory, which is slower, and the first such call
+warns.
+
+Camera and image are as for :data:`render_grid_image`, and the field is as for :func:`march_visible`, with 16 outputs of
+``density_weights``. ``color_weights`` are two to four float32 or float16 matrices, from 16 + (degree + 1)^2 inputs to 3
+outputs, with hidden layers of at most 128; ``degree`` is 0 to 3.
+
+Returns rgb (height, width, 3) over the background, opacity (height, width) and depth (height, width), the
+opacity-weighted mean distance in world units along the ray; float32. Does not synchronise with the device. The image is
+the same in every run on a device.
+"""
+
+render_grid_image = declare("render_grid_image", _image)
+"""Renders the image of a camera in one kernel, rays included, without gradient.
+
+Each pixel is the result of :func:`render_grid` for its ray of :meth:`voxelfield.Cameras.image_rays` through the box of
+the grid. Neighbouring threads render neighbouring pixels. :func:`pack_sh_grid` makes ``grid`` and ``density``.
+
+The camera is ``c2w`` (4, 4) float32, camera to world, with axes x right, y up, looking along -z; ``intrinsics`` (4,)
+float32, fx, fy, cx, cy in pixels; ``width`` and ``height`` in pixels; and ``lens`` (14,) float32, a row of
+:attr:`voxelfield.rendering.lens.Lens.rows`, or None for a pinhole. ``background`` is (3,) float32, behind the scene.
+``occupied`` and ``resolution`` are what :func:`cells_to_walk` returns, read fastest as empty distances. All else is as
+for :func:`render_grid`.
+
+Returns as :data:`render_pyramid_image`; the depth is 0 where the opacity is 0.
+"""
+
+render_baked_image = declare("render_baked_image", _baked_image)
+r"""Sums the values of a baked field along the ray of every pixel of a camera, in one kernel; without gradient.
+
+A sample's density is exp of the interpolated ``log_density``, and its values are interpolated too. They are summed with
+the rendering weights (Max 1995). Camera, occupied cells, thresholds and ``boxes`` are as for
+:data:`render_pyramid_image`; ``aabb_occupancy``, ``aabb`` and ``step`` are in warped coordinates.
+
+The field is an atlas of blocks as in :class:`voxelfield.grids.sparse_grid.SparseGrid`: ``log_density`` (8 A, 8 B, 8 C)
+float16 has the logarithms of densities, per unit in warped coordinates, and ``values`` (8 A, 8 B, 8 C, V) uint8, V = 8
+or 16, where 255 stands for 1. ``blocks`` (X', Y', Z') int32 is the table of these blocks, and ``aabb`` (2, 3) float32
+the box of their lattice. ``clip`` is (2, 3) float32, a box to which rays are clipped; None with ``boxes``.
+
+Returns sums (height, width, V), opacity and depth as :data:`render_pyramid_image` does, and the unit directions
+(height, width, 3) of the rays; float32. Does not synchronise with the device.
+"""
 
 _ROW_BYTES = 16  # the widest read of one thread
 
 
-@dataclass(frozen=True, eq=False)
-class PackedSHGrid:
-    """A grid of densities and spherical harmonics, in the layout that is rendered fastest.
+@torch.no_grad()
+def pack_sh_grid(grid: Tensor, degree: int, dtype: torch.dtype = torch.float16) -> tuple[Tensor, Tensor]:
+    """Copies a field into the layout that :data:`render_grid_image` reads fastest.
 
-    Attributes:
-        features: (X, Y, Z, P): the channels of :func:`render_grid`, padded so that the features of a vertex are a whole
-            number of 16-byte reads.
-        density: (X, Y, Z): a copy of the first channel. Most samples lie in empty or hidden space and need only their
-            density; a separate array of densities stays in the cache.
-        aabb: (2, 3) float32, the box of the vertices.
-        degree: Degree of the spherical harmonics.
-    """
-
-    features: Tensor
-    density: Tensor
-    aabb: Tensor
-    degree: int
-
-    @staticmethod
-    @torch.no_grad()
-    def pack(grid: Tensor, aabb: Tensor, degree: int, dtype: torch.dtype = torch.float16) -> PackedSHGrid:
-        """Copies a field into the layout that :func:`render_grid_image` reads.
-
-        Args:
-            grid: (X, Y, Z, C) floating point, as for :func:`render_grid`.
-            aabb: (2, 3) float32 on the device of ``grid``.
-            degree: Degree of the spherical harmonics, 0 to 3.
-            dtype: Type of the stored numbers; float16 halves the memory traffic of float32.
-
-        Returns:
-            The packed field, on the device of ``grid``.
-        """
-        channels = 1 + 3 * (degree + 1) ** 2
-        together = _ROW_BYTES // dtype.itemsize
-        features = F.pad(grid.detach()[..., :channels].to(dtype), (0, -channels % together)).contiguous()
-        return PackedSHGrid(features, features[..., 0].contiguous(), aabb.to(torch.float32), degree)
-
-
-def render_grid_image(
-    c2w: Tensor,
-    intrinsics: Tensor,
-    width: int,
-    height: int,
-    background: Tensor,
-    occupied: Tensor | OccupancyBits,
-    aabb_occupancy: Tensor,
-    field: PackedSHGrid,
-    *,
-    lens: Tensor | None = None,
-    step: float,
-    density_scale: float,
-    density_shift: float,
-    min_transmittance: float = MIN_TRANSMITTANCE,
-    min_weight: float = MIN_WEIGHT,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Renders the image of a camera in one kernel, rays included, without gradient.
-
-    Each pixel is the result of :func:`render_grid` for its ray of :meth:`voxelfield.Cameras.image_rays` through the box
-    of ``field``, which :meth:`PackedSHGrid.pack` makes. Neighbouring threads render neighbouring pixels.
-
-    The camera is ``c2w`` (4, 4) float32, camera to world, with axes x right, y up, looking along -z; ``intrinsics``
-    (4,) float32, fx, fy, cx, cy in pixels; ``width`` and ``height`` in pixels; and ``lens`` (14,) float32, a row of
-    :attr:`voxelfield.rendering.lens.Lens.rows`, or None for a pinhole. ``background`` is (3,) float32, behind the
-    scene. All else is as for :func:`render_grid`; ``occupied`` is read fastest as empty distances.
+    Args:
+        grid: (X, Y, Z, C) floating point, as for :func:`render_grid`.
+        degree: Degree of the spherical harmonics, 0 to 3.
+        dtype: Type of the stored numbers; float16 halves the memory traffic of float32.
 
     Returns:
-        rgb (height, width, 3) over the background, opacity (height, width) and depth (height, width), the
-        opacity-weighted mean distance in world units along the ray, 0 where opacity is 0; float32. Does not
-        synchronise with the device.
+        The features (X, Y, Z, P), padded so that those of a vertex are a whole number of 16-byte reads; and a copy of
+        the densities (X, Y, Z). Most samples lie in empty or hidden space and need only their density, and a separate
+        array of densities stays in the cache.
     """
-    camera = (c2w, intrinsics, lens, width, height, background)
-    cells = (*cells_to_walk(occupied, "c2w", c2w), aabb_occupancy)
-    numbers = (step, field.degree, density_scale, density_shift, min_transmittance, min_weight)
-    return _render_grid_image(*camera, *cells, field.features, field.density, field.aabb, *numbers)
-
-
-_render_grid_image = declare("render_grid_image", empty_image)
-
-
-def render_baked_image(
-    c2w: Tensor,
-    intrinsics: Tensor,
-    width: int,
-    height: int,
-    occupied: Tensor | OccupancyBits,
-    aabb_occupancy: Tensor,
-    log_density: Tensor,
-    values: Tensor,
-    blocks: Tensor,
-    aabb: Tensor,
-    *,
-    lens: Tensor | None = None,
-    clip: Tensor | None = None,
-    step: float,
-    min_transmittance: float = MIN_TRANSMITTANCE,
-    min_weight: float = MIN_WEIGHT,
-    boxes: Sequence[float] = (),
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    r"""Sums the values of a baked field along the ray of every pixel of a camera, in one kernel; without gradient.
-
-    A sample's density is exp of the interpolated ``log_density``, and its values are interpolated too. They are summed
-    with the rendering weights (Max 1995). Camera, occupied cells, thresholds and ``boxes`` are as for
-    :func:`render_pyramid_image`; ``aabb_occupancy``, ``aabb`` and ``step`` are in warped coordinates.
-
-    The field is an atlas of blocks as in :class:`voxelfield.grids.sparse_grid.SparseGrid`: ``log_density``
-    (8 A, 8 B, 8 C) float16 has the logarithms of densities, per unit in warped coordinates, and ``values``
-    (8 A, 8 B, 8 C, V) uint8, V = 8 or 16, where 255 stands for 1. ``blocks`` (X', Y', Z') int32 is the table of these
-    blocks, and ``aabb`` (2, 3) float32 the box of their lattice. ``clip`` is (2, 3) float32, a box to which rays are
-    clipped; None with ``boxes``.
-
-    Returns:
-        Sums (height, width, V), opacity (height, width), depth (height, width), the opacity-weighted mean distance in
-        world units, and the unit directions (height, width, 3) of the rays; float32. Does not synchronise with the
-        device.
-    """
-    camera = (c2w, intrinsics, lens, width, height)
-    cells = (*cells_to_walk(occupied, "c2w", c2w), aabb_occupancy)
-    field = (log_density, values, blocks, aabb, clip)
-    return _render_baked_image(*camera, *cells, *field, step, min_transmittance, min_weight, list(boxes))
-
-
-def _results(c2w: Tensor, width: int, height: int, values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    sums = c2w.new_empty(height, width, values.shape[-1])
-    return sums, c2w.new_empty(height, width), c2w.new_empty(height, width), c2w.new_empty(height, width, 3)
-
-
-_render_baked_image = declare("render_baked_image", _results)
+    channels = 1 + 3 * (degree + 1) ** 2
+    together = _ROW_BYTES // dtype.itemsize
+    features = F.pad(grid.detach()[..., :channels].to(dtype), (0, -channels % together)).contiguous()
+    return features, features[..., 0].contiguous()
