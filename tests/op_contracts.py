@@ -14,6 +14,7 @@ from typing import Any
 
 import reference
 import torch
+from image_ops import render_baked_image, render_grid_image, render_pyramid_image
 from op_testing import points_off_faces
 from tolerances import arithmetic
 from torch import Tensor
@@ -24,20 +25,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from voxelfield import Lens, _library, ops
 from voxelfield.fields.decoders import spherical_harmonics
 from voxelfield.ops._internal import optim
-from voxelfield.ops._internal.accumulate import accumulate_trilinear_
+from voxelfield.ops._internal.cameras import lens_points, lens_rays, pixel_rays
 from voxelfield.ops._internal.color import append_view, pixel_color_error, pixel_colors, sample_color_error
-from voxelfield.ops._internal.empty_distance import empty_distance
-from voxelfield.ops._internal.lens import lens_points, lens_rays
-from voxelfield.ops._internal.march_pieces import march_pieces
-from voxelfield.ops._internal.march_visible import march_visible
-from voxelfield.ops._internal.pixel_rays import pixel_rays
-from voxelfield.ops._internal.render_image import (
-    PackedSHGrid,
-    render_baked_image,
-    render_grid_image,
-    render_pyramid_image,
-)
-from voxelfield.ops._internal.sparse_grid import atlas_coordinates, sum_duplicates_
+from voxelfield.ops._internal.fields import march_visible
+from voxelfield.ops._internal.rays import empty_distance, march_pieces
+from voxelfield.ops._internal.stencil import accumulate_trilinear_, atlas_coordinates, sum_duplicates_
 from voxelfield.ops._table import TABLE
 from voxelfield.warps.nested_boxes import NestedBoxes
 
@@ -548,7 +540,7 @@ SPACE = {
     ),
     "render_grid_image": Contract(
         call=lambda grid, aabb, **x: render_grid_image(
-            **x, field=PackedSHGrid(grid, grid[..., 0].contiguous(), aabb, 0)
+            **x, grid=grid, density=grid[..., 0].contiguous(), aabb_grid=aabb, degree=0
         ),
         make=lambda n: (
             of_image(n, background=torch.ones(3)) | {"grid": torch.randn(4, 4, 4, 4), "aabb": BOX, **OF_GRID}
@@ -564,7 +556,7 @@ SPACE = {
             | {
                 **pyramid(),
                 "color_weights": [torch.ones(8, 17) / 9, torch.ones(3, 8) / 9],
-                "view_degree": 0,
+                "degree": 0,
                 **OF_PYRAMID,
             }
         ),

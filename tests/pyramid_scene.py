@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield import ops
-from voxelfield.ops._internal.empty_distance import empty_distance
+from voxelfield.ops._internal.rays import empty_distance
 
 OCCUPANCY_BOX = torch.tensor([[-1.0, -0.8, -1.2], [1.0, 1.1, 0.9]])
 PYRAMID_BOX = torch.tensor([[-0.9, -0.8, -1.0], [1.0, 0.9, 0.9]])  # not the same: samples outside see its faces

@@ -11,13 +11,13 @@ import itertools
 import sys
 
 import torch
+from image_ops import render_baked_image, render_pyramid_image
 
 from voxelfield import _library, ops
 from voxelfield.grids.sparse_grid import SparseGrid
-from voxelfield.ops._internal.accumulate import accumulate_trilinear_
+from voxelfield.ops._internal.cameras import pixel_rays
 from voxelfield.ops._internal.color import append_view, pixel_color_error, pixel_colors, sample_color_error
-from voxelfield.ops._internal.empty_distance import empty_distance
-from voxelfield.ops._internal.march_visible import march_visible
+from voxelfield.ops._internal.fields import march_visible
 from voxelfield.ops._internal.optim import (
     active_tiles,
     grid_adam_,
@@ -26,9 +26,8 @@ from voxelfield.ops._internal.optim import (
     touched_vertices,
     unpack_vertices,
 )
-from voxelfield.ops._internal.pixel_rays import pixel_rays
-from voxelfield.ops._internal.render_image import render_baked_image, render_pyramid_image
-from voxelfield.ops._internal.sparse_grid import atlas_coordinates, sum_duplicates_
+from voxelfield.ops._internal.rays import empty_distance
+from voxelfield.ops._internal.stencil import accumulate_trilinear_, atlas_coordinates, sum_duplicates_
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).op_arguments
@@ -133,12 +132,14 @@ def run_pyramid_marches():
     device = torch.device("cuda")
     aabb = torch.tensor([[-1.0] * 3, [1.0] * 3], device=device)
     occupied = torch.rand(9, 8, 10, device=device) < 0.5
-    camera = torch.eye(4, device=device), torch.full((4,), 10.0, device=device), 13, 7, torch.ones(3, device=device)
+    camera = torch.eye(4, device=device), torch.full((4,), 10.0, device=device), 13, 7
+    background = torch.ones(3, device=device)
     for count, width, hidden in itertools.product((1, 3, 8), (64, 128), (1, 2)):
         levels = [torch.randn(5 + level, 4, 9, 4, device=device).half() for level in range(count)]
         sizes = [4 * count, width, 16], [32, *[width] * hidden, 3]
         networks = [[torch.randn(b, a, device=device) / 8 for a, b in itertools.pairwise(s)] for s in sizes]
         field = levels, aabb, networks[0]
+        whole = {"levels": levels, "aabb": aabb, "density_weights": networks[0], "color_weights": networks[1]}
         for cells in (ops.pack_occupancy(occupied), empty_distance(occupied, 4)):
             for rays in (50, 70000):
                 directions = torch.nn.functional.normalize(torch.randn(rays, 3, device=device), dim=-1)
@@ -146,7 +147,7 @@ def run_pyramid_marches():
                 walk = torch.rand(rays, 3, device=device) - 0.5, directions, *ends, cells, aabb
                 march_visible(*walk, *field, step=0.05, density_initial=1.0, max_samples_per_ray=8, capacity=3 * rays)
             render_pyramid_image(
-                *camera, cells, aabb, *field, networks[1], step=0.05, density_initial=1.0, view_degree=3
+                *camera, cells, aabb, **whole, background=background, step=0.05, density_initial=1.0, degree=3
             )
 
 
@@ -155,7 +156,8 @@ def run_sparse_grids():
     device = torch.device("cuda")
     aabb = torch.tensor([[-1.0] * 3, [1.0] * 3], device=device)
     cells = ops.pack_occupancy(torch.rand(9, 8, 10, device=device) < 0.5)
-    camera = torch.eye(4, device=device), torch.full((4,), 10.0, device=device), 13, 7, torch.ones(3, device=device)
+    camera = torch.eye(4, device=device), torch.full((4,), 10.0, device=device), 13, 7
+    background = torch.ones(3, device=device)
     sparse = SparseGrid((30, 20, 25), 4, aabb, device=device)
     sparse.allocate(torch.rand(9, 8, 10, device=device) < 0.3, aabb)
     atlas = torch.randn_like(sparse.features)
@@ -185,13 +187,13 @@ def run_sparse_grids():
         march_visible(
             *walk, *field, blocks=blocks, step=0.05, density_initial=1.0, max_samples_per_ray=8, capacity=3 * rays
         )
-    render_pyramid_image(
-        *camera, cells, aabb, *field, networks[1], blocks=blocks, step=0.05, density_initial=1.0, view_degree=3
-    )
+    whole = {"levels": levels, "blocks": blocks, "aabb": aabb, "density_weights": networks[0]}
+    shading = {"color_weights": networks[1], "degree": 3, "background": background}
+    render_pyramid_image(*camera, cells, aabb, **whole, **shading, step=0.05, density_initial=1.0)
     for width in (8, 16):
         values = torch.zeros(*atlas.shape[:3], width, device=device, dtype=torch.uint8)
-        stored = atlas[..., 0].half(), values, sparse.blocks, aabb
-        render_baked_image(*camera[:-1], cells, aabb, *stored, clip=aabb, step=0.05)
+        stored = {"log_density": atlas[..., 0].half(), "values": values, "blocks": sparse.blocks, "aabb": aabb}
+        render_baked_image(*camera, cells, aabb, **stored, clip=aabb, step=0.05)
 
 
 def run_optimizer_ops():

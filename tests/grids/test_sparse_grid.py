@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from image_ops import render_pyramid_image
 from torch import Tensor
 
 from voxelfield import GridAdam, VoxelPyramid, ops
@@ -13,8 +14,7 @@ from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.sparse_grid import BLOCK_CELLS, BLOCK_VERTICES, SparseGrid
 from voxelfield.ops._internal import optim
-from voxelfield.ops._internal.render_image import render_pyramid_image
-from voxelfield.ops._internal.sparse_grid import atlas_coordinates, sum_duplicates_
+from voxelfield.ops._internal.stencil import atlas_coordinates, sum_duplicates_
 from voxelfield.ops.marching import pack_occupancy
 
 BOX = ((-1.0, -2.0, 0.0), (1.0, 2.0, 1.5))
@@ -346,14 +346,16 @@ def test_the_image_of_a_sparse_field_is_that_of_its_cpu_form(device):
     dtype = torch.float16 if device.type == "cuda" else torch.float32
     c2w = torch.eye(4, device=device)
     c2w[2, 3] = 4.0
-    camera = (c2w, torch.tensor([30.0, 30.0, 12.0, 12.0], device=device), 24, 24, torch.ones(3, device=device))
-    colors = {"color_weights": [weight.detach() for weight in field.decoder.color_network], "view_degree": 1}
-    rgb, opacity, _ = render_pyramid_image(*camera, **arguments(field, dtype), **colors)
+    camera = (c2w, torch.tensor([30.0, 30.0, 12.0, 12.0], device=device), 24, 24)
+    background = torch.ones(3, device=device)
+    colors = {"color_weights": [weight.detach() for weight in field.decoder.color_network], "degree": 1}
+    rgb, opacity, _ = render_pyramid_image(*camera, **arguments(field, dtype), **colors, background=background)
     on_host = make_field(torch.device("cpu"))
     on_host.load_state_dict(field.state_dict())
     host = [x.cpu() if isinstance(x, Tensor) else x for x in camera]
     colors = {name: [w.cpu() for w in x] if isinstance(x, list) else x for name, x in colors.items()}
-    expected, expected_opacity, _ = render_pyramid_image(*host, **arguments(on_host, torch.float32), **colors)
+    shown = arguments(on_host, torch.float32) | {"background": background.cpu()}
+    expected, expected_opacity, _ = render_pyramid_image(*host, **shown, **colors)
     assert expected_opacity.max() > 0.5
     torch.testing.assert_close(rgb.cpu(), expected, atol=3e-2, rtol=0)
     torch.testing.assert_close(opacity.cpu(), expected_opacity, atol=3e-2, rtol=0)

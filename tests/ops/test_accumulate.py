@@ -12,7 +12,7 @@ from op_testing import DTYPES, NON_FINITE
 from tolerances import arithmetic, assert_matches
 
 from voxelfield.ops import sample_pyramid
-from voxelfield.ops._internal.accumulate import accumulate_trilinear_
+from voxelfield.ops._internal.stencil import accumulate_trilinear_
 
 SHAPES = [(3, 4, 5), (9, 2, 6), (1, 1, 1), (16, 17, 18)]
 
@@ -143,7 +143,7 @@ def test_a_slab_receives_what_its_planes_would(device, channels, dtype, padding,
 
 FIRST = """
 import sys, torch
-from voxelfield.ops._internal.accumulate import accumulate_trilinear_
+from voxelfield.ops._internal.stencil import accumulate_trilinear_
 total = torch.zeros(3, 3, 3, 1, device=sys.argv[1])
 accumulate_trilinear_([total], total.new_ones(5, 1), total.new_full((5, 3), 0.5), padding="periodic")
 assert abs(float(total.sum()) - 5) < 1e-5

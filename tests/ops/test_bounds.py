@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_map_only
 
 from voxelfield import _library, ops
 from voxelfield.fields.decoders import spherical_harmonics
+from voxelfield.ops._internal.cameras import pixel_rays
 from voxelfield.ops._internal.color import append_view, sample_color_error
-from voxelfield.ops._internal.pixel_rays import pixel_rays
 from voxelfield.ops._table import TABLE
 
 LOWEST, HIGHEST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max

@@ -16,8 +16,8 @@ from test_render_grid import settings as grid_settings
 
 import voxelfield.compat.nerfacc as nerfacc
 from voxelfield import ops
-from voxelfield.ops._internal.march_pieces import march_pieces
-from voxelfield.ops._internal.march_visible import march_visible
+from voxelfield.ops._internal.fields import march_visible
+from voxelfield.ops._internal.rays import march_pieces
 
 RAYS, BROKEN = 60, 8
 NOT_FINITE = [math.nan, math.inf, -math.inf]

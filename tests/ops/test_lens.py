@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from voxelfield import Lens
 from voxelfield.foundation import constants
-from voxelfield.ops._internal.lens import LENS_NUMBERS, lens_points, lens_rays, sphere_points, sphere_rays
+from voxelfield.ops._internal.cameras import LENS_NUMBERS, lens_points, lens_rays, sphere_points, sphere_rays
 from voxelfield.rendering.lens import LENS_TERMS
 
 RADIUS = 1100.0  # pixels from the principal point to the outermost points

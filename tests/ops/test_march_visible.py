@@ -24,9 +24,9 @@ from pyramid_scene import (
 from test_marching import assert_packed, assert_truncated
 
 from voxelfield import ops
-from voxelfield.ops._internal.march_pieces import march_pieces
-from voxelfield.ops._internal.march_visible import march_visible
-from voxelfield.ops._internal.sparse_grid import atlas_coordinates
+from voxelfield.ops._internal.fields import march_visible
+from voxelfield.ops._internal.rays import march_pieces
+from voxelfield.ops._internal.stencil import atlas_coordinates
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 INITIAL = 8.0

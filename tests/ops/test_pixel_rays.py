@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from voxelfield.ops._internal.pixel_rays import pixel_rays
+from voxelfield.ops._internal.cameras import pixel_rays
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 

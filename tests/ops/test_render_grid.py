@@ -7,6 +7,7 @@ import math
 import pytest
 import reference
 import torch
+from image_ops import render_grid_image
 from pyramid_scene import CELLS, OCCUPANCY_BOX, STEP, make_rays, on
 from pyramid_scene import PYRAMID_BOX as GRID_BOX
 from torch.nn import functional as F
@@ -14,8 +15,8 @@ from torch.nn import functional as F
 from voxelfield import ops
 from voxelfield.fields.decoders import SHDecoder, spherical_harmonics
 from voxelfield.fields.density import DensityActivation
-from voxelfield.ops._internal.empty_distance import empty_distance
-from voxelfield.ops._internal.render_image import PackedSHGrid, render_grid_image
+from voxelfield.ops._internal.fields import pack_sh_grid
+from voxelfield.ops._internal.rays import empty_distance
 from voxelfield.rendering.cameras import Cameras
 
 SCALE, SHIFT = 20.0, -1.5
@@ -280,18 +281,19 @@ def test_an_image_is_its_rays_over_the_background(device, degree, dtype, form):
     scene = on(device, make_scene(degree=degree))
     camera = make_camera(device)
     background = torch.tensor([1.0, 0.5, 0.25], device=device)
-    field = PackedSHGrid.pack(scene["grid"], scene["aabb_grid"], degree, dtype)
-    changes = settings(min_weight=1e-3)
-    del changes["degree"]
+    grid, density = pack_sh_grid(scene["grid"], degree, dtype)
+    changes = settings(min_weight=1e-3) | {"degree": degree}
     rgb, opacity, depth = render_grid_image(
         camera.c2w[0],
         camera.intrinsics[0],
         WIDTH,
         HEIGHT,
-        background,
         CELLS[form](scene["occupied"]),
         scene["aabb_occupancy"],
-        field,
+        background=background,
+        grid=grid,
+        density=density,
+        aabb_grid=scene["aabb_grid"],
         **changes,
     )
     rays = camera.image_rays(0, scene["aabb_grid"])
@@ -314,12 +316,12 @@ def test_an_image_is_its_rays_over_the_background(device, degree, dtype, form):
 
 def test_a_display_grid_keeps_the_field(device):
     grid = torch.randn(4, 5, 6, 30, device=device)
-    field = PackedSHGrid.pack(grid, GRID_BOX.to(device), 2)
-    assert field.features.shape == (4, 5, 6, 32)
-    assert field.features.dtype == field.density.dtype == torch.float16
-    assert torch.equal(field.features[..., :28], grid[..., :28].half())
-    assert not field.features[..., 28:].any()
-    assert torch.equal(field.density, grid[..., 0].half())
+    features, density = pack_sh_grid(grid, 2)
+    assert features.shape == (4, 5, 6, 32)
+    assert features.dtype == density.dtype == torch.float16
+    assert torch.equal(features[..., :28], grid[..., :28].half())
+    assert not features[..., 28:].any()
+    assert torch.equal(density, grid[..., 0].half())
 
 
 # --- errors and registration

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import reference
 import torch
+from image_ops import render_pyramid_image
 from pyramid_scene import (
     CELLS,
     OCCUPANCY_BOX,
@@ -19,7 +20,6 @@ from pyramid_scene import (
 
 from voxelfield import ops
 from voxelfield.fields.decoders import spherical_harmonics
-from voxelfield.ops._internal.render_image import render_pyramid_image
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.warps.nested_boxes import NestedBoxes
 
@@ -56,7 +56,7 @@ def make_scene(levels=3, width=64, hidden=2, degree=3, dtype=torch.float16, frac
 def render(scene, camera, degree=3, **changes):
     size = (camera.width, camera.height)
     return render_pyramid_image(
-        camera.c2w[0], camera.intrinsics[0], *size, **scene, **{**SETTINGS, "view_degree": degree, **changes}
+        camera.c2w[0], camera.intrinsics[0], *size, **scene, **{**SETTINGS, "degree": degree, **changes}
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from baked_fields import BOX, NESTED, SETTINGS, half_empty, look_at, make_field
+from image_ops import render_baked_image
 from torch.nn.functional import normalize
 
 from voxelfield import FieldRenderer, ops
@@ -14,8 +15,7 @@ from voxelfield.fields.decoders import DeferredMLPDecoder, FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import Field, RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
-from voxelfield.ops._internal.render_image import render_baked_image
-from voxelfield.ops._internal.sparse_grid import atlas_coordinates
+from voxelfield.ops._internal.stencil import atlas_coordinates
 from voxelfield.rendering.bricks import Bricks, bake, can_bake, stored_bytes
 from voxelfield.rendering.occupancy import OccupancyGrid
 

@@ -14,7 +14,6 @@ from voxelfield.fields.decoders import FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
-from voxelfield.ops._internal.march_pieces import world_distances
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity, RenderSettings, march, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -144,7 +143,7 @@ def test_samples_lie_one_step_apart_on_the_whole_way(device, boxes):
         samples.t.diff()[same_ray], torch.full_like(samples.t[1:][same_ray], step), atol=1e-4, rtol=0
     )
     assert (samples.dt == torch.tensor(step)).all()
-    distances = world_distances(boxes.op_arguments, samples, rays.origins, rays.directions)
+    distances = boxes.world_distances(samples, rays.origins, rays.directions)
     assert (distances.diff()[same_ray] > 0).all()
     first, last = (x.to(device) for x in expected_stretch(boxes, rays.to("cpu")))
     hit = last > first
@@ -239,7 +238,7 @@ def test_the_world_sees_the_density_that_rays_see(boxes):
     field, occupancy = field_over(boxes, CELLS, torch.device("cpu"))
     rays = make_rays(boxes, 50)
     samples = march(rays, occupancy, 0.05, warp=boxes)
-    distances = world_distances(boxes.op_arguments, samples, rays.origins, rays.directions)
+    distances = boxes.world_distances(samples, rays.origins, rays.directions)
     points = rays.origins[samples.ray_index] + distances[:, None] * rays.directions[samples.ray_index]
     local, rgb = field.sample(samples, rays.directions)
     unit = boxes.from_world(points)[1]

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
+from image_ops import render_grid_image, render_pyramid_image
 from torch.nn import functional as F
 
 from voxelfield import ops
-from voxelfield.ops._internal.march_visible import march_visible
-from voxelfield.ops._internal.render_image import PackedSHGrid, render_grid_image, render_pyramid_image
+from voxelfield.ops._internal.fields import march_visible, pack_sh_grid
 from voxelfield.rendering.cameras import Cameras
 
 BOX = [[-1.0] * 3, [1.0] * 3]
@@ -111,10 +111,19 @@ def test_a_color_that_is_not_a_number_shows(device, renderer):
 def test_an_image_shows_what_its_rays_show(device, value):
     cameras, grid = make_camera(device), make_grid(device, value, 0)
     box = torch.tensor(BOX, device=device)
-    field = PackedSHGrid.pack(grid, box, 0, torch.float32)
+    features, density = pack_sh_grid(grid, 0, torch.float32)
+    field = {"grid": features, "density": density, "aabb_grid": box, "degree": 0}
     background = torch.ones(3, device=device)
     rgb, _, depth = render_grid_image(
-        cameras.c2w[0], cameras.intrinsics[0], SIZE, SIZE, background, **scene(device), field=field, step=STEP, **SH
+        cameras.c2w[0],
+        cameras.intrinsics[0],
+        SIZE,
+        SIZE,
+        **scene(device),
+        **field,
+        background=background,
+        step=STEP,
+        **SH,
     )
     rays = cameras.image_rays(0, box)
     expected = by_render_grid(grid, rays, device, 1e-4)
@@ -149,11 +158,11 @@ def test_a_pyramid_shows_what_is_not_a_number(device):
         cameras.intrinsics[0],
         SIZE,
         SIZE,
-        torch.ones(3, device=device),
+        background=torch.ones(3, device=device),
         **scene(device),
         **field,
         color_weights=color,
-        view_degree=0,
+        degree=0,
         **settings,
     )
     touched = rgb.isnan().all(dim=2)

@@ -26,7 +26,7 @@ from voxelfield.ops._internal.optim import (
     tiles_along,
     touched_vertices,
 )
-from voxelfield.ops._internal.sparse_grid import sum_duplicates_
+from voxelfield.ops._internal.stencil import sum_duplicates_
 
 # A list of tiles shrinks once it is this many times too long. Its unused entries cost little.
 _LONGEST = 3.0

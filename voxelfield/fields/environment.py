@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from voxelfield import ops
 from voxelfield.fields.field import Field
 from voxelfield.foundation.checks import check_tensor
-from voxelfield.ops._internal.lens import sphere_points, sphere_rays
+from voxelfield.ops._internal.cameras import sphere_points, sphere_rays
 
 ROWS = (8, 32, 128)
 """Rows of the maps that are added. Coarse maps learn fast and determine the colour where few photographs do."""

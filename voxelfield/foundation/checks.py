@@ -77,16 +77,17 @@ def check_field(
     name: str,
     value: Tensor,
     shape: tuple[int | str, ...],
-    dtype: torch.dtype,
+    dtype: torch.dtype | tuple[torch.dtype, ...],
     other_name: str = "",
     other: Tensor | None = None,
+    why: str = "",
 ) -> None:
-    """Raises unless ``value`` is a tensor of the given shape and dtype, on the device of ``other`` if that is given.
+    """Raises unless ``value`` is a tensor of the given shape and dtypes, on the device of ``other`` if that is given.
 
     Reads no values, so that the check does not synchronise with the device.
     """
     check_tensor(name, value, shape)
-    check_dtype(name, value, (dtype,))
+    check_dtype(name, value, dtype if isinstance(dtype, tuple) else (dtype,), why)
     if other is not None:
         check_same_device(name, value, other_name, other)
 
@@ -183,10 +184,8 @@ def check_ray_offsets(ray_offsets: Tensor, samples: int, like_name: str, like: T
     Returns:
         The offsets, converted to int64 if they are int32.
     """
-    check_tensor("ray_offsets", ray_offsets, ("R + 1",))
-    check_dtype("ray_offsets", ray_offsets, (torch.int64, torch.int32))
+    check_field("ray_offsets", ray_offsets, ("R + 1",), (torch.int64, torch.int32), like_name, like)
     ray_offsets = ray_offsets.long()
-    check_same_device("ray_offsets", ray_offsets, like_name, like)
     if ray_offsets.shape[0] == 0:
         raise ArgumentValueError("ray_offsets must have R + 1 entries, at least one, got none")
     check_order(ray_offsets, samples, like_name)

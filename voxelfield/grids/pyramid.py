@@ -18,8 +18,7 @@ from voxelfield.grids.resampling import refuse_computed
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
 from voxelfield.grids.working_copies import Combination, WorkingCopies, sample_levels
-from voxelfield.ops._grids import PADDINGS, Padding
-from voxelfield.ops.pyramid import REDUCTIONS, Reduction
+from voxelfield.ops._grids import PADDINGS, REDUCTIONS, Padding, Reduction
 
 # 128 bytes of float32 at 4 channels: the optimizer's tiles of vertices begin at multiples of this.
 _ROW_VERTICES = 8

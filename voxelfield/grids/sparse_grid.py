@@ -16,7 +16,7 @@ from voxelfield.foundation.errors import ArgumentValueError
 from voxelfield.grids.boxes import box_tensor, cell_indices, flat_indices, parse_box
 from voxelfield.grids.resampling import migratable_state, refuse_sharded, replace_values
 from voxelfield.ops._internal.optim import touched_vertices
-from voxelfield.ops._internal.sparse_grid import atlas_coordinates, sum_duplicates_
+from voxelfield.ops._internal.stencil import atlas_coordinates, sum_duplicates_
 
 BLOCK_VERTICES = 8
 """Vertices along each axis of a block. The outermost ones are shared with the neighbouring blocks."""
@@ -54,7 +54,7 @@ class SparseGrid(nn.Module):
             :meth:`allocate`.
         exists: Buffer (X, Y, Z) bool: which blocks are allocated; initially none.
         blocks: Buffer (X, Y, Z) int32: the location of each block in the atlas, as for
-            :func:`voxelfield.ops._internal.sparse_grid.atlas_coordinates`.
+            :func:`voxelfield.ops._internal.stencil.atlas_coordinates`.
         aabb: Buffer (2, 3) float32, world units.
 
     Raises:
@@ -243,7 +243,7 @@ class SparseGrid(nn.Module):
         Returns:
             The first plane, and the end of the planes, of the blocks with the given ones and with all copies of their
             vertices; and for a tensor of these planes, ``copies`` and ``begins`` of
-            :func:`voxelfield.ops._internal.sparse_grid.sum_duplicates_`.
+            :func:`voxelfield.ops._internal.stencil.sum_duplicates_`.
         """
         _, y, z, _ = self.features.shape
         sizes = self._begins.diff()

@@ -20,9 +20,8 @@ from voxelfield.foundation.autograd import needs_long_path
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.ops._derivatives import PointGradient
-from voxelfield.ops._grids import Padding, grid_options, grid_stencil, joined
-from voxelfield.ops._internal.accumulate import accumulate_trilinear_
-from voxelfield.ops.pyramid import Reduction
+from voxelfield.ops._grids import Padding, Reduction, grid_options, grid_stencil, joined
+from voxelfield.ops._internal.stencil import accumulate_trilinear_
 
 _ALL = [slice(None)]
 
@@ -66,7 +65,7 @@ class Combination:
     ) -> None:
         """Adds the gradients ``values`` of :meth:`sample` to ``sums``, or to slabs of these.
 
-        Arguments are as for :func:`voxelfield.ops._internal.accumulate.accumulate_trilinear_`.
+        Arguments are as for :func:`voxelfield.ops._internal.stencil.accumulate_trilinear_`.
         """
         for part, columns in self._groups(len(sums)):
             some = slabs and slabs[part]
@@ -77,7 +76,7 @@ class Combination:
         """Returns the gradient of the points (N, 3), given the gradient of :meth:`sample`."""
         stencil = grid_stencil(*grid_options(padding, True, "linear", self.reduce == "sum", False))
         gradients = [
-            PointGradient.forward(_taken(values, columns), *levels[part], points, stencil)
+            PointGradient.forward(stencil, None, _taken(values, columns), points, *levels[part])
             for part, columns in self._groups(len(levels))
         ]
         return sum(gradients[1:], start=gradients[0])
@@ -258,7 +257,7 @@ class WorkingCopies:
         for copy, grid in zip(copies[dense:], self.sparse, strict=True):
             part = values[:, column : column + grid.channels].contiguous()
             slopes = grid.atlas_slopes(points)
-            total = total + slopes * PointGradient.forward(part, copy, grid.atlas_positions(points), stencil)
+            total = total + slopes * PointGradient.forward(stencil, None, part, grid.atlas_positions(points), copy)
             column += grid.channels
         return total
 

@@ -15,7 +15,7 @@ from voxelfield.datasets.scene import Split
 from voxelfield.devices import read_from_host
 from voxelfield.distributed.shards import DividedRows, rows_between
 from voxelfield.models.batch import Batch, background_for, columns_and_rows
-from voxelfield.ops._internal.pixel_rays import pixel_rays
+from voxelfield.ops._internal.cameras import pixel_rays
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.visual_hull import visual_hull

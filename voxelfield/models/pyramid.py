@@ -19,7 +19,7 @@ from voxelfield.grids.sparse_grid import BLOCK_VERTICES
 from voxelfield.models.model import Model
 from voxelfield.models.model_config import Degree, ModelConfig
 from voxelfield.models.settings import Sampling
-from voxelfield.ops.pyramid import Reduction
+from voxelfield.ops._grids import Reduction
 from voxelfield.rendering.occupancy import OccupancyGrid
 
 logger = logging.getLogger(__name__)

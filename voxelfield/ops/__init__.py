@@ -12,12 +12,11 @@ from voxelfield.ops.compositing import (
     ray_transmittance,
     ray_weights,
 )
-from voxelfield.ops.grid import sample_trilinear
+from voxelfield.ops.grid import sample_pyramid, sample_trilinear
 from voxelfield.ops.importance import importance_sample
 from voxelfield.ops.march_levels import march_levels
 from voxelfield.ops.marching import OccupancyBits, march_rays, pack_occupancy
 from voxelfield.ops.mlp import mlp
-from voxelfield.ops.pyramid import sample_pyramid
 from voxelfield.ops.ray_sums import exclusive_prod, exclusive_sum, inclusive_prod, inclusive_sum, sum_along_rays
 from voxelfield.ops.render_grid import RenderedRays, render_grid
 from voxelfield.ops.selection import select_samples

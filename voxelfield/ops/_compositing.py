@@ -12,10 +12,10 @@ from voxelfield.foundation.autograd import MaybeTensor, OpFunction
 from voxelfield.foundation.checks import (
     check_dense,
     check_dtype,
+    check_field,
     check_fraction,
     check_order,
     check_ray_offsets,
-    check_same_device,
     check_tensor,
     coordinate_dtype,
     lies_within,
@@ -62,9 +62,7 @@ def _check_samples(
     why = f" as {name} is" if density.dtype == torch.float64 else f" for {name} that is not float64"
     for other, x, shape in (("dt", dt, ()), ("rgb", rgb, ("C",)), ("t", t, ())):
         if x is not None:
-            check_tensor(other, x, (density.shape[0], *shape))
-            check_dtype(other, x, (density.dtype,), why)
-            check_same_device(other, x, name, density)
+            check_field(other, x, (density.shape[0], *shape), density.dtype, name, density, why)
     if rgb is not None and rgb.shape[1] == 0:
         raise ArgumentValueError("rgb must have at least one channel, got none")
     check_ray_offsets(ray_offsets, density.shape[0], name, density)
@@ -307,14 +305,9 @@ class _PackedCalls:
 def _sums(density: Tensor, rgb: Tensor, dt: MaybeTensor, ray_offsets: Tensor, distortion: bool) -> Results:
     if distortion and dt is None:
         raise ArgumentValueError("dt must be given for distortion")
-    rays = ray_offsets.shape[0] - 1
-    return (
-        density.new_empty(rays, rgb.shape[1]),
-        density.new_empty(rays),
-        density.new_empty(rays),
-        density.new_empty(density.shape),
-        density.new_empty(rays if distortion else 0),
-    )
+    rays, (samples, channels) = ray_offsets.shape[0] - 1, rgb.shape
+    shapes = ((rays, channels), (rays,), (rays,), (samples,), (rays if distortion else 0,))
+    return tuple(density.new_empty(shape) for shape in shapes)
 
 
 def _of_samples(density: Tensor, rgb: Tensor, dt: MaybeTensor, of_distances: bool) -> tuple[Tensor, Tensor]:

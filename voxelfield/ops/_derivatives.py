@@ -19,7 +19,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -31,63 +32,46 @@ from voxelfield.ops._table import TABLE, Op, declare
 Shapes = tuple[tuple[int, ...], ...]
 
 
-class Stencil(Protocol):
-    """The rule that finds the corners of a point: the options of one call and the raw ops that take them.
+@dataclass(frozen=True)
+class Stencil:
+    """The rule that finds the corners of a point: the raw ops that know it, and the options of one call.
 
-    It is a frozen dataclass.
+    Attributes:
+        of_grids: Whether the raw ops take a list of sources that all points read, instead of one with a cell for each
+            point.
+        gather: The name of the raw op :math:`S`.
+        point_gradient: The name of the raw op :math:`P`.
+        options: The last arguments of these two ops. The last one of all is ``with_gradient``: whether values and
+            results are stacked with their three derivatives in a leading dimension of 4.
+        differentiated: Whether it is ``with_gradient`` because an op without gradient is differentiated in the points.
     """
 
     of_grids: ClassVar[bool]
-    """Whether the raw ops take a list of sources that all points read, instead of one with a cell for each point."""
     gather: ClassVar[str]
-    """The name of the raw op :math:`S`."""
     point_gradient: ClassVar[str]
-    """The name of the raw op :math:`P`."""
 
-    @property
-    def options(self) -> Sequence[Any]:
-        """The last arguments of these two ops."""
-
-    @property
-    def with_gradient(self) -> bool:
-        """Whether values and results are stacked with their three derivatives in a leading dimension of 4."""
-
-    @property
-    def differentiated(self) -> bool:
-        """Whether it is ``with_gradient`` because an op without gradient is differentiated in the points."""
+    options: tuple[Any, ...]
+    differentiated: bool = False
 
     def batched(self, point_dims: int) -> bool:
         """Tells whether sources and points have a leading batch dimension, given the points' number of dimensions."""
+        return not self.of_grids or point_dims == 3
 
     def splat(self, values: Tensor, points: Tensor, shapes: Shapes) -> tuple[Tensor, ...]:
         """Runs the raw op :math:`S^*` for sources of these shapes."""
+        raise NotImplementedError
 
     def select(self, values: Tensor, shapes: Shapes, wanted: Sequence[bool]) -> Tensor:
-        """Returns the columns of ``values`` that belong to the wanted sources."""
-
-
-AnyStencil = TypeVar("AnyStencil", bound=Stencil)
-
-
-class Named(NamedTuple):
-    """The inputs of a Function below by name, or what belongs to each of them, such as its tangent.
-
-    A Function is applied to those that it has, in this order, with the sources one by one and then the stencil.
-    """
-
-    values: Any = None
-    sources: Sequence[Any] = ()
-    points: Any = None
-    shapes: Any = None
+        """Returns the columns of ``values`` that belong to the wanted sources; all of them, if there is but one."""
+        return values
 
 
 class StencilFunction(OpFunction):
-    """A Function of tensors and a stencil, which can be mapped."""
+    r"""One of the three gradients of :math:`\langle v, S(f, p) \rangle`: in :math:`v`, :math:`f` or :math:`p`.
 
-    @staticmethod
-    def named(inputs: Sequence[Any]) -> Named:
-        """Returns inputs by name."""
-        raise NotImplementedError
+    Applied to ``(stencil, shapes, values, points, *sources)``: :math:`v`, :math:`p`, :math:`f`, and the shapes of
+    :math:`f` where that is not read. What a Function does not read is None, or no sources.
+    """
 
     @staticmethod
     def call(*inputs: Any) -> Any:
@@ -98,6 +82,65 @@ class StencilFunction(OpFunction):
     def forward(cls, *inputs: Any) -> Any:
         with below_autograd():
             return cls.call(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.stencil, shapes, values, points, *sources = inputs
+        ctx.shapes = tuple([source.shape for source in sources]) if shapes is None else shapes
+        ctx.set_materialize_grads(False)
+        # Values alone, or features alone, are read by the gradient in the points only, and need not be kept without it.
+        both = ctx.needs_input_grad[3] or (values is not None and sources)
+        ctx.save_for_backward(points, *((values, *sources) if both else ()))
+        if forward_mode_active():
+            ctx.save_for_forward(points, values, *sources)
+
+    @classmethod
+    def backward(cls, ctx: Any, *grads: MaybeTensor) -> tuple[MaybeTensor, ...]:
+        _, _, of_values, of_points, *of_sources = ctx.needs_input_grad
+        if not _any(grads):
+            return (None,) * len(ctx.needs_input_grad)
+        points, *features = ctx.saved_tensors
+        values, *sources = features or [None]
+        stencil: Stencil = ctx.stencil
+        direction: Any = None
+        if cls is Gather:
+            (values,) = grads
+        elif cls is Splat:
+            like = next(grad for grad in grads if grad is not None)
+            sources = [like.new_zeros(s) if grad is None else grad for grad, s in zip(grads, ctx.shapes, strict=True)]
+        else:
+            stencil, (direction,) = _differentiated(stencil, _THIRD), grads
+            if of_points or any(of_sources):
+                values = _stacked_along(values, direction)
+            sources = _wide(sources, direction)
+        sampled = Gather.apply(stencil, None, None, points, *sources) if of_values else None
+        sums = _splat(stencil, ctx.shapes, values, points, of_sources)
+        if direction is not None:
+            sampled = None if sampled is None else _along(sampled, direction).to(features[0].dtype)
+            sums = [None if total is None else total.to(features[0].dtype) for total in sums]
+        of_points = PointGradient.apply(stencil, None, values, points, *sources) if of_points else None
+        return None, None, sampled, of_points, *sums
+
+    @classmethod
+    def jvp(cls, ctx: Any, *tangents: MaybeTensor) -> Any:
+        points, values, *sources = ctx.saved_tensors
+        _, _, d_values, d_points, *d_sources = tangents
+        stencil, shapes = ctx.stencil, ctx.shapes if cls is Splat else None
+        terms = []
+        if d_values is not None:
+            terms.append(cls.apply(stencil, shapes, d_values, points, *sources))
+        if _any(d_sources):
+            terms.append(cls.apply(stencil, shapes, values, points, *_complete(d_sources, sources)))
+        if d_points is not None:
+            stencil = _differentiated(stencil, _THIRD if cls is PointGradient else _TWO_DIRECTIONS)
+            stacked = None if values is None else _stacked_along(values, d_points)
+            change = cls.apply(stencil, shapes, stacked, points, *_wide(sources, d_points))
+            if cls is Gather:
+                change = _along(change, d_points).to(sources[0].dtype)
+            elif cls is Splat:
+                change = tuple(total.to(values.dtype) for total in change)
+            terms.append(change)
+        return tuple(map(_total, zip(*terms, strict=True))) if cls is Splat else _total(terms)
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
@@ -110,14 +153,15 @@ class StencilFunction(OpFunction):
         Sources that are the same in all calls are not repeated if points can share them: the points of all calls then
         become more points of the same source. Otherwise the calls become elements of the batch.
         """
-        stencil, given, dims = inputs[-1], cls.named(inputs), cls.named(in_dims)
-        of_one = given.points.shape if dims.points is None else given.points.movedim(dims.points, 0).shape[1:]
+        stencil, shapes, values, points, *sources = inputs
+        _, _, of_values, of_points, *of_sources = in_dims
+        of_one = points.shape if of_points is None else points.movedim(of_points, 0).shape[1:]
         # Whether the mapped calls have a batch dimension themselves.
         batched = stencil.batched(len(of_one))
-        shared = bool(given.sources) and stencil.of_grids and all(dim is None for dim in dims.sources)
+        shared = bool(sources) and stencil.of_grids and all(dim is None for dim in of_sources)
         merges = shared or batched
-        of_points = int(shared and batched)
-        of_values = of_points + int(stencil.with_gradient)
+        point_axis = int(shared and batched)
+        value_axis = point_axis + int(stencil.options[-1])
 
         def fold(x: Tensor, dim: int | None, axis: int) -> Tensor:
             if dim is None:
@@ -126,22 +170,17 @@ class StencilFunction(OpFunction):
                 x = x.movedim(dim, axis)
             return x.flatten(axis, axis + 1) if merges else x
 
-        folded: list[Any] = []
-        if given.values is not None:
-            folded.append(fold(given.values, dims.values, of_values))
-        if shared:
-            folded.extend(given.sources)
-        else:
-            folded.extend(fold(x, dim, 0) for x, dim in zip(given.sources, dims.sources, strict=True))
-        folded.append(fold(given.points, dims.points, of_points))
-        if given.shapes is not None:
-            folded.append(tuple((size * s[0], *s[1:]) if merges else (size, *s) for s in given.shapes))
-        result = apply(*folded, stencil)
+        if shapes is not None:
+            shapes = tuple((size * s[0], *s[1:]) if merges else (size, *s) for s in shapes)
+        if not shared:
+            sources = [fold(x, dim, 0) for x, dim in zip(sources, of_sources, strict=True)]
+        values = None if values is None else fold(values, of_values, value_axis)
+        result = apply(stencil, shapes, values, fold(points, of_points, point_axis), *sources)
 
-        axis = {Gather: of_values, Splat: 0, PointGradient: of_points}[cls]
+        axis = {Gather: value_axis, Splat: 0, PointGradient: point_axis}[cls]
 
         def unfold(x: Tensor) -> Tensor:
-            return x.unflatten(axis, (size, of_one[of_points])) if merges else x
+            return x.unflatten(axis, (size, of_one[point_axis])) if merges else x
 
         if isinstance(result, Tensor):
             return unfold(result), axis
@@ -149,161 +188,37 @@ class StencilFunction(OpFunction):
 
 
 class Gather(StencilFunction):
-    """:math:`S`, applied to ``(*sources, points, stencil)``."""
-
-    @staticmethod
-    def named(inputs: Sequence[Any]) -> Named:
-        *sources, points, _ = inputs
-        return Named(sources=sources, points=points)
+    """:math:`S`: reads points and sources."""
 
     @staticmethod
     def call(*inputs: Any) -> Any:
-        *sources, points, stencil = inputs
+        stencil, _, _, points, *sources = inputs
         return TABLE[stencil.gather].raw(sources if stencil.of_grids else sources[0], points, *stencil.options)
 
     @staticmethod
     def forward(*inputs: Any) -> Any:  # written out, because most training steps begin with it
-        *sources, points, stencil = inputs
+        stencil, _, _, points, *sources = inputs
         with below_autograd():
             return TABLE[stencil.gather].kernel(sources if stencil.of_grids else sources[0], points, *stencil.options)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *sources, points, ctx.stencil = inputs
-        ctx.shapes = tuple([source.shape for source in sources])
-        ctx.set_materialize_grads(False)
-        *_, needs_points, _ = ctx.needs_input_grad
-        # Only the gradient in the points reads the features. Otherwise they need not be kept alive.
-        ctx.save_for_backward(points, *(sources if needs_points else ()))
-        if forward_mode_active():
-            ctx.save_for_forward(points, *sources)
-
-    @staticmethod
-    def backward(ctx: Any, grad: MaybeTensor) -> tuple[MaybeTensor, ...]:
-        needs = Gather.named(ctx.needs_input_grad)
-        if grad is None:
-            return (None,) * len(ctx.needs_input_grad)
-        points, *sources = ctx.saved_tensors
-        return (
-            *_splat(grad, points, ctx.shapes, ctx.stencil, needs.sources),
-            PointGradient.apply(grad, *sources, points, ctx.stencil) if needs.points else None,
-            None,
-        )
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: MaybeTensor) -> Tensor:
-        points, *sources = ctx.saved_tensors
-        along = Gather.named(tangents)
-        terms = []
-        if _any(along.sources):
-            terms.append(Gather.apply(*_complete(along.sources, sources), points, ctx.stencil))
-        if along.points is not None:
-            stencil = _differentiated(ctx.stencil, _TWO_DIRECTIONS)
-            terms.append(_gather_along(sources, points, along.points, stencil))
-        return _total(terms)
-
 
 class Splat(StencilFunction):
-    """:math:`S^*`, applied to ``(values, points, shapes, stencil)``: one sum for each of ``shapes``."""
-
-    @staticmethod
-    def named(inputs: Sequence[Any]) -> Named:
-        values, points, shapes, _ = inputs
-        return Named(values, points=points, shapes=shapes)
+    """:math:`S^*`: reads values and points, and returns one sum for each of ``shapes``."""
 
     @staticmethod
     def call(*inputs: Any) -> Any:
-        values, points, shapes, stencil = inputs
+        stencil, shapes, values, points = inputs
         return stencil.splat(values, points, shapes)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        values, points, ctx.shapes, ctx.stencil = inputs
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(values, points)
-        if forward_mode_active():
-            ctx.save_for_forward(values, points)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: MaybeTensor) -> tuple[MaybeTensor, ...]:
-        if not _any(grads):
-            return (None,) * 4
-        values, points = ctx.saved_tensors
-        sources = [values.new_zeros(s) if g is None else g for g, s in zip(grads, ctx.shapes, strict=True)]
-        needs_values, needs_points, *_ = ctx.needs_input_grad
-        return (
-            Gather.apply(*sources, points, ctx.stencil) if needs_values else None,
-            PointGradient.apply(values, *sources, points, ctx.stencil) if needs_points else None,
-            None,
-            None,
-        )
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: MaybeTensor) -> tuple[Tensor, ...]:
-        values, points = ctx.saved_tensors
-        d_values, d_points, *_ = tangents
-        terms = []
-        if d_values is not None:
-            terms.append(Splat.apply(d_values, points, ctx.shapes, ctx.stencil))
-        if d_points is not None:
-            stencil = _differentiated(ctx.stencil, _TWO_DIRECTIONS)
-            sums = Splat.apply(_stacked_along(values, d_points), points, ctx.shapes, stencil)
-            terms.append([total.to(values.dtype) for total in sums])
-        return tuple(_total(parts) for parts in zip(*terms, strict=True))
 
 
 class PointGradient(StencilFunction):
-    """:math:`P`, applied to ``(values, *sources, points, stencil)``."""
-
-    @staticmethod
-    def named(inputs: Sequence[Any]) -> Named:
-        values, *sources, points, _ = inputs
-        return Named(values, sources, points)
+    """:math:`P`: reads values, points and sources."""
 
     @staticmethod
     def call(*inputs: Any) -> Any:
-        values, *sources, points, stencil = inputs
+        stencil, _, values, points, *sources = inputs
         given = sources if stencil.of_grids else sources[0]
         return TABLE[stencil.point_gradient].raw(values, given, points, *stencil.options)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.stencil = inputs
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)
-        if forward_mode_active():
-            ctx.save_for_forward(*tensors)
-
-    @staticmethod
-    def backward(ctx: Any, grad: MaybeTensor) -> tuple[MaybeTensor, ...]:
-        needs = PointGradient.named(ctx.needs_input_grad)
-        if grad is None:
-            return (None,) * len(ctx.needs_input_grad)
-        values, *sources, points = ctx.saved_tensors
-        stencil = _differentiated(ctx.stencil, _THIRD)
-        stacked = _stacked_along(values, grad) if needs.points or any(needs.sources) else values
-        shapes = tuple(source.shape for source in sources)
-        sums = _splat(stacked, points, shapes, stencil, needs.sources)
-        return (
-            _gather_along(sources, points, grad, stencil) if needs.values else None,
-            *(None if total is None else total.to(values.dtype) for total in sums),
-            PointGradient.apply(stacked, *_wide(sources, grad), points, stencil) if needs.points else None,
-            None,
-        )
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: MaybeTensor) -> Tensor:
-        values, *sources, points = ctx.saved_tensors
-        along = PointGradient.named(tangents)
-        terms = []
-        if along.values is not None:
-            terms.append(PointGradient.apply(along.values, *sources, points, ctx.stencil))
-        if _any(along.sources):
-            terms.append(PointGradient.apply(values, *_complete(along.sources, sources), points, ctx.stencil))
-        if along.points is not None:
-            stencil, stacked = _differentiated(ctx.stencil, _THIRD), _stacked_along(values, along.points)
-            terms.append(PointGradient.apply(stacked, *_wide(sources, stacked), points, stencil))
-        return _total(terms)
 
 
 def declare_lookup(
@@ -317,16 +232,37 @@ def declare_lookup(
     return declare(name, function=function, inputs=inputs, batching=batching, **row)
 
 
+def declare_splat(
+    name: str, rule: Callable[..., tuple[Stencil, Shapes]], unpack: Callable[[Any], Any], results: Callable[..., Any]
+) -> Op:
+    """Declares a raw op that returns sums, which ``unpack`` makes of a tuple of them.
+
+    ``rule`` makes the stencil, and the shapes of the sums, of the shapes of values and points and the other arguments.
+    """
+
+    def inputs(values: Tensor, points: Tensor, *options: Any) -> tuple[Any, ...]:
+        return *rule(values.shape, points.shape, *options), values, points
+
+    def batching(info: Any, dims: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:
+        mapped = zip(arguments[:2], dims, strict=False)
+        of_one = (x.shape if dim is None else x.movedim(dim, 0).shape[1:] for x, dim in mapped)
+        given = *rule(*of_one, *arguments[2:]), *arguments[:2]
+        sums, axes = Splat.map(Splat.call, info.batch_size, (None, None, *dims[:2]), *given)
+        return unpack(sums), unpack(axes)
+
+    return declare(name, results, function=Splat, inputs=inputs, unpack=unpack, batching=batching)
+
+
 def _splat(
-    values: Tensor, points: Tensor, shapes: Shapes, stencil: Stencil, wanted: Sequence[bool]
+    stencil: Stencil, shapes: Shapes, values: Any, points: Tensor, wanted: Sequence[bool]
 ) -> Sequence[MaybeTensor]:
     """Splats only into the wanted sources."""
-    if all(wanted):
-        return Splat.apply(values, points, shapes, stencil)
     if not any(wanted):
         return [None] * len(wanted)
+    if all(wanted):
+        return Splat.apply(stencil, shapes, values, points)
     columns = stencil.select(values, shapes, wanted)
-    kept = iter(Splat.apply(columns, points, tuple(itertools.compress(shapes, wanted)), stencil))
+    kept = iter(Splat.apply(stencil, tuple(itertools.compress(shapes, wanted)), columns, points))
     return [next(kept) if want else None for want in wanted]
 
 
@@ -344,20 +280,18 @@ _SECOND_WITH_GRADIENT = (
 )
 
 
-def _differentiated(stencil: AnyStencil, refusal: str) -> AnyStencil:
+def _differentiated(stencil: Stencil, refusal: str) -> Stencil:
     """Returns the stencil with the weights' derivatives; refuses those of weights that are derivatives already."""
     if stencil.differentiated:
         raise NotImplementedError(refusal)
-    if stencil.with_gradient:
+    if stencil.options[-1]:
         raise NotImplementedError(_SECOND_WITH_GRADIENT)
-    return dataclasses.replace(stencil, with_gradient=True, differentiated=True)  # type: ignore[type-var]
+    return dataclasses.replace(stencil, options=(*stencil.options[:-1], True), differentiated=True)
 
 
-def _gather_along(sources: Sequence[Tensor], points: Tensor, direction: Tensor, stencil: Stencil) -> Tensor:
-    """Computes :math:`S_d`; the stencil is the differentiated one."""
-    sampled = Gather.apply(*_wide(sources, direction), points, stencil)
-    along = (sampled[1:] * direction.movedim(-1, 0).unsqueeze(-1)).sum(0)
-    return along.to(sources[0].dtype)
+def _along(sampled: Tensor, direction: Tensor) -> Tensor:
+    """Returns the derivative along a direction (..., 3) of what is sampled with its three derivatives."""
+    return (sampled[1:] * direction.movedim(-1, 0).unsqueeze(-1)).sum(0)
 
 
 def _stacked_along(values: Tensor, direction: Tensor) -> Tensor:

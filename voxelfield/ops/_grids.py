@@ -6,8 +6,8 @@ import builtins
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -32,7 +32,9 @@ from voxelfield.ops._derivatives import (
     PointGradient,
     Shapes,
     Splat,
+    Stencil,
     declare_lookup,
+    declare_splat,
 )
 from voxelfield.ops._errors import element_name
 from voxelfield.ops._table import declare, run_raw
@@ -42,57 +44,57 @@ Mode = Literal["linear", "nearest"]
 PADDINGS: dict[str, int] = {"border": 0, "zeros": 1, "reflection": 2, "periodic": 3}
 _PERIODIC, _PERIODIC_CLOSED = 3, 4  # of the second, each axis ends with a copy of its first vertex
 MODES: tuple[str, ...] = ("linear", "nearest")
+Reduction = Literal["concat", "sum"]
+REDUCTIONS: tuple[str, ...] = ("concat", "sum")
+
+
+class GridOptions(TypedDict, total=False):
+    """Options of :func:`voxelfield.ops.sample_trilinear`."""
+
+    padding: Padding
+    align_corners: bool
+    mode: Mode
+
+
+class PyramidOptions(GridOptions, total=False):
+    """Options of :func:`voxelfield.ops.sample_pyramid`."""
+
+    reduce: Reduction
 
 
 @dataclass(frozen=True)
-class GridStencil:
-    """Options of one call of the grid ops, as in their schemas; see :class:`voxelfield.ops._derivatives.Stencil`.
+class GridStencil(Stencil):
+    """A :class:`voxelfield.ops._derivatives.Stencil` of grids.
 
     Attributes:
+        options: padding, align_corners, nearest, sum and with_gradient, as in the schemas.
         method: How a gradient is summed; None follows torch's settings when the backward pass runs.
-        options: The first five fields, in schema order.
     """
 
-    of_grids: ClassVar[bool] = True
-    gather: ClassVar[str] = "sample_trilinear"
-    point_gradient: ClassVar[str] = "point_gradient_trilinear"
+    of_grids = True
+    gather = "sample_trilinear"
+    point_gradient = "point_gradient_trilinear"
 
-    padding: int
-    align_corners: bool
-    nearest: bool
-    sum: bool
-    with_gradient: bool
     method: int | None = None
-    differentiated: bool = False
-    options: tuple[int, bool, bool, bool, bool] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        options = (self.padding, self.align_corners, self.nearest, self.sum, self.with_gradient)
-        object.__setattr__(self, "options", options)
-
-    def batched(self, point_dims: int) -> bool:
-        """Tells whether there is a batch dimension."""
-        return point_dims == 3
 
     def splat(self, values: Tensor, points: Tensor, shapes: Shapes) -> tuple[Tensor, ...]:
         """Adds ``values`` up in grids of ``shapes``."""
-        periodic = self.padding == _PERIODIC
-        options = self.options
+        padding, *options = self.options
+        dtype, periodic = values.dtype, padding == _PERIODIC
         if periodic:
             shapes = tuple((*shape[:-4], *(size + 1 for size in shape[-4:-1]), shape[-1]) for shape in shapes)
-            options = (_PERIODIC_CLOSED, *options[1:])
-            dtype, values = values.dtype, values.to(coordinate_dtype(values.dtype))
+            padding, values = _PERIODIC_CLOSED, values.to(coordinate_dtype(dtype))
         sizes = [size for shape in shapes for size in shape[-4:]]
         method = self.method
         if method is None:
             deterministic = torch.are_deterministic_algorithms_enabled()
             method = constants.DETERMINISTIC if deterministic else constants.AUTOMATIC
-        sums: list[Tensor] = _splat.raw(values, points, sizes, *options, method)
+        sums: list[Tensor] = _splat.raw(values, points, sizes, padding, *options, method)
         return tuple(_opened(total).to(dtype) for total in sums) if periodic else tuple(sums)
 
     def select(self, values: Tensor, shapes: Shapes, wanted: Sequence[bool]) -> Tensor:
-        """Returns the columns of some levels."""
-        if self.sum:
+        """Returns the columns of some levels, or all of sums."""
+        if self.options[3]:
             return values
         columns = values.split([shape[-1] for shape in shapes], dim=-1)
         return joined(list(itertools.compress(columns, wanted)))
@@ -115,7 +117,10 @@ def _opened(closed: Tensor) -> Tensor:
     return closed.contiguous()
 
 
-grid_stencil = functools.cache(GridStencil)
+@functools.cache
+def grid_stencil(*options: Any) -> GridStencil:
+    """Returns the stencil of the five options, and of a method that may follow these."""
+    return GridStencil(options[:5], method=options[5] if len(options) > 5 else None)
 
 
 def grid_options(
@@ -140,7 +145,7 @@ class SampleInBox(OpFunction):
         """See :class:`OpFunction`."""
         grid, points, aabb, padding = inputs
         unit = (points - aabb[0]) / (aabb[1] - aabb[0])
-        return Gather.apply(grid, unit, grid_stencil(padding, True, False, False, False)), unit
+        return Gather.apply(grid_stencil(padding, True, False, False, False), None, None, unit, grid), unit
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -158,12 +163,12 @@ class SampleInBox(OpFunction):
         of_grid, of_points, of_aabb = None, None, None
         unit, *others = ctx.saved_tensors
         if grad is not None and ctx.needs_input_grad[0]:
-            (of_grid,) = Splat.apply(grad, unit, (ctx.shape,), ctx.stencil)
+            (of_grid,) = Splat.apply(ctx.stencil, (ctx.shape,), grad, unit)
         if others and (grad is not None or grad_unit is not None):
             grid, (low, high) = others
             of_unit = torch.zeros_like(unit) if grad_unit is None else grad_unit
             if grad is not None:
-                of_unit = of_unit + PointGradient.apply(grad, grid, unit, ctx.stencil)
+                of_unit = of_unit + PointGradient.apply(ctx.stencil, None, grad, unit, grid)
             of_points = of_unit / (high - low)
             of_aabb = torch.stack(((of_points * (unit - 1)).sum(0), -(of_points * unit).sum(0)))
         return of_grid, of_points, of_aabb, None
@@ -252,37 +257,23 @@ def _shapes(points: Sequence[int], sizes: Sequence[int]) -> Shapes:
     return tuple((*points[:-2], *sizes[i : i + 4]) for i in range(0, len(sizes), 4))
 
 
-def _splat_inputs(values: Tensor, points: Tensor, sizes: Sequence[int], *options: Any) -> tuple[Any, ...]:
-    return values, points, _shapes(points.shape, sizes), grid_stencil(*options)
-
-
-def _map_splat(info: Any, dims: Any, values: Tensor, points: Tensor, sizes: Sequence[int], *options: Any) -> Any:
-    # Points that are mapped over have one dimension more than the points of one call.
-    of_one = points.shape if dims[1] is None else points.movedim(dims[1], 0).shape[1:]
-    inputs = (values, points, _shapes(of_one, sizes), grid_stencil(*options))
-    sums, at = Splat.map(Splat.call, info.batch_size, (*dims[:2], None, None), *inputs)
-    return list(sums), list(at)
-
-
 sample_lookup = declare_lookup(
     "sample_trilinear",
     Gather,
-    lambda grids, points, *options: (*grids, points, grid_stencil(*options)),
+    lambda grids, points, *options: (grid_stencil(*options), None, None, points, *grids),
     results=_sampled,
     check=_check_lookup,
 )
 sample_in_box = declare("sample_in_box", _sampled_in_box, function=SampleInBox)
-_splat = declare(
+_splat = declare_splat(
     "splat_trilinear",
+    lambda values, points, sizes, *options: (grid_stencil(*options), _shapes(points, sizes)),
+    list,
     lambda values, points, sizes: [values.new_empty(shape) for shape in _shapes(points.shape, sizes)],
-    function=Splat,
-    inputs=_splat_inputs,
-    unpack=list,
-    batching=_map_splat,
 )
 declare_lookup(
     "point_gradient_trilinear",
     PointGradient,
-    lambda values, grids, points, *options: (values, *grids, points, grid_stencil(*options)),
+    lambda values, grids, points, *options: (grid_stencil(*options), None, values, points, *grids),
     results=lambda points: points.new_empty(points.shape),
 )

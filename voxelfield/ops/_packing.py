@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.foundation import constants
-from voxelfield.foundation.checks import check_dtype, check_index, check_ray_offsets, check_tensor, is_readable
+from voxelfield.foundation.checks import check_field, check_index, check_ray_offsets, check_tensor, is_readable
 from voxelfield.foundation.errors import shown
 
 
@@ -52,8 +52,7 @@ def offsets_from_ray_index(ray_index: Tensor, rays: int) -> Tensor:
         ValueError: ``ray_index`` has the wrong shape, or ``rays`` is negative or above 2^40; or, on the CPU,
             ``ray_index`` falls or leaves 0..rays - 1.
     """
-    check_tensor("ray_index", ray_index, ("M",))
-    check_dtype("ray_index", ray_index, (torch.int64, torch.int32))
+    check_field("ray_index", ray_index, ("M",), (torch.int64, torch.int32))
     check_count("rays", rays, "rays")
     check_index("ray_index", ray_index, rays, f"as there are {rays} rays")
     if is_readable(ray_index) and bool((ray_index[1:] < ray_index[:-1]).any()):

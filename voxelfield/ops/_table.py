@@ -34,9 +34,9 @@ The schema itself is in ``extension/module/library.cpp`` and is read from there;
 - ``public``: the name of the public function, for errors. Without it, that is the name of the op, or of the op of which
   it is the backward.
 
-A row is called with the arguments of the op, in the order of the schema: it loads the kernels, differentiates as
-declared in every situation (recorded, ``torch.func``, forward mode, traced by a compiler), and turns errors of C++ into
-those of Python.
+A row is called with the arguments of the op, in the order of the schema or by name (:meth:`Op.by_name`): it loads the
+kernels, differentiates as declared in every situation (recorded, ``torch.func``, forward mode, traced by a compiler),
+and turns errors of C++ into those of Python.
 :data:`TABLE` has all rows by name, once :mod:`voxelfield.ops` and the modules in ``_internal`` are imported.
 """
 
@@ -187,6 +187,14 @@ class Op:
                 explain(error, zip(self.arguments, self._kinds, arguments, strict=True), self._named_tensors(arguments))
                 raise
         return self(*arguments)
+
+    def by_name(self, **arguments: Any) -> Any:
+        """Runs the op with all of its arguments, given by their names in the schema."""
+        if not self.arguments:
+            _library.ensure_loaded(_device(arguments.values()).type)
+        if differing := arguments.keys() ^ {*self.arguments}:
+            raise TypeError(f"{self.public} takes {', '.join(self.arguments)}, which differ in {', '.join(differing)}")
+        return self(*[arguments[name] for name in self.arguments])
 
     def _run_transformed(self, arguments: Sequence[Any], traced: bool) -> Any:
         """Runs the op in a trace, under ``torch.func``, or while tensors may carry tangents."""

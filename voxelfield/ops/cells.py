@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from torch import Tensor
 
 from voxelfield.foundation.checks import (
     FLOATING,
     as_coordinates,
-    check_dtype,
     check_field,
-    check_tensor,
     coordinate_dtype,
 )
-from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Splat, declare_lookup
-from voxelfield.ops._table import declare
+from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Stencil, declare_lookup, declare_splat
 
 
 def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
@@ -49,41 +43,25 @@ def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
 
 
 def _check(feats: Tensor, points: Tensor) -> None:
-    check_tensor("feats", feats, ("N", 8, "C"))
-    check_dtype("feats", feats, FLOATING)
+    check_field("feats", feats, ("N", 8, "C"), FLOATING)
     check_field("points", points, (feats.shape[0], 3), coordinate_dtype(feats.dtype), "feats", feats)
 
 
-@dataclass(frozen=True)
-class CellStencil:
+class CellStencil(Stencil):
     """A :class:`voxelfield.ops._derivatives.Stencil` in which point n lies in cell n."""
 
-    of_grids: ClassVar[bool] = False
-    gather: ClassVar[str] = "interpolate_cells"
-    point_gradient: ClassVar[str] = "point_gradient_cells"
-
-    with_gradient: bool = False
-    differentiated: bool = False
-
-    @property
-    def options(self) -> tuple[bool]:
-        """The last arguments of the raw ops."""
-        return (self.with_gradient,)
-
-    def batched(self, point_dims: int) -> bool:
-        """Returns True, because the first dimension of cells is a batch dimension."""
-        return True
+    of_grids = False
+    gather = "interpolate_cells"
+    point_gradient = "point_gradient_cells"
 
     def splat(self, values: Tensor, points: Tensor, shapes: Shapes) -> tuple[Tensor, ...]:
         """Distributes each value to the corners of its cell."""
-        return (_splat.raw(values, points, self.with_gradient),)
-
-    def select(self, values: Tensor, shapes: Shapes, wanted: Sequence[bool]) -> Tensor:
-        """Returns all values, because there is only one source."""
-        return values
+        return (_splat.raw(values, points, *self.options),)
 
 
-_stencil = functools.cache(CellStencil)
+@functools.cache
+def _stencil(with_gradient: bool) -> CellStencil:
+    return CellStencil((with_gradient,))
 
 
 def _interpolated(feats: Tensor, points: Tensor, with_gradient: bool) -> Tensor:
@@ -91,36 +69,23 @@ def _interpolated(feats: Tensor, points: Tensor, with_gradient: bool) -> Tensor:
     return feats.new_empty(*sets, points.shape[0], feats.shape[2])
 
 
-def _splat_inputs(values: Tensor, points: Tensor, with_gradient: bool) -> tuple[Any, ...]:
-    return values, points, ((points.shape[0], 8, values.shape[-1]),), _stencil(with_gradient)
-
-
-def _map_splat(info: Any, dims: Any, values: Tensor, points: Tensor, with_gradient: bool) -> Any:
-    one, at = (x if dim is None else x.movedim(dim, 0)[0] for x, dim in zip((values, points), dims, strict=False))
-    inputs = (values, points, ((at.shape[0], 8, one.shape[-1]),), _stencil(with_gradient))
-    (spread,), (axis,) = Splat.map(Splat.call, info.batch_size, (*dims[:2], None, None), *inputs)
-    return spread, axis
-
-
 _interpolate = declare_lookup(
     "interpolate_cells",
     Gather,
-    lambda feats, points, with_gradient: (feats, points, _stencil(with_gradient)),
+    lambda feats, points, with_gradient: (_stencil(with_gradient), None, None, points, feats),
     results=_interpolated,
     check=_check,
     public="trilinear_interpolate",
 )
-_splat = declare(
+_splat = declare_splat(
     "splat_cells",
+    lambda values, points, with_gradient: (_stencil(with_gradient), ((points[0], 8, values[-1]),)),
+    lambda sums: sums[0],
     lambda values, points: values.new_empty(points.shape[0], 8, values.shape[-1]),
-    function=Splat,
-    inputs=_splat_inputs,
-    unpack=lambda sums: sums[0],
-    batching=_map_splat,
 )
 declare_lookup(
     "point_gradient_cells",
     PointGradient,
-    lambda values, feats, points, with_gradient: (values, feats, points, _stencil(with_gradient)),
+    lambda values, feats, points, with_gradient: (_stencil(with_gradient), None, values, points, feats),
     results=lambda points: points.new_empty(points.shape),
 )

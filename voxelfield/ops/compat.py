@@ -12,8 +12,7 @@ from torch import Tensor
 from voxelfield.foundation.autograd import needs_long_path
 from voxelfield.foundation.checks import (
     check_choice,
-    check_dtype,
-    check_same_device,
+    check_field,
     check_tensor,
     coordinate_dtype,
     truth_of,
@@ -119,7 +118,6 @@ def _check(input: Tensor, grid: Tensor, mode: str, padding_mode: str) -> None:
     check_grid_dtype("input", input, copied=mode == "nearest")
     if 0 in input.shape[2:]:
         raise ArgumentValueError(f"input must have at least one voxel along each axis, got shape {tuple(input.shape)}")
-    check_tensor("grid", grid, (input.shape[0], "D_out", "H_out", "W_out", 3))
-    wide = coordinate_dtype(input.dtype)
-    check_dtype("grid", grid, (wide, torch.float16, torch.bfloat16), f" for {input.dtype} input")
-    check_same_device("grid", grid, "input", input)
+    dtypes = (coordinate_dtype(input.dtype), torch.float16, torch.bfloat16)
+    shape = (input.shape[0], "D_out", "H_out", "W_out", 3)
+    check_field("grid", grid, shape, dtypes, "input", input, f" for {input.dtype} input")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.foundation.autograd import hold_constant
-from voxelfield.foundation.checks import FLOATING, check_dtype, check_ray_offsets, check_same_device, check_tensor
+from voxelfield.foundation.checks import FLOATING, check_field, check_ray_offsets, check_tensor
 from voxelfield.ops._packing import check_count, pack_equal_rays, ray_index_from_offsets
 from voxelfield.ops.ray_sums import INCLUSIVE, scan
 
@@ -58,22 +58,19 @@ def importance_sample(
     if ray_offsets is None:
         starts, ends, masses, offsets = pack_equal_rays("t_starts", t_starts, t_ends=t_ends, weights=weights)
         return importance_sample(starts, ends, masses, count, offsets, offset=offset)
-    check_tensor("t_starts", t_starts, ("M",))
-    check_dtype("t_starts", t_starts, (torch.float32, torch.float64))
+    check_field("t_starts", t_starts, ("M",), (torch.float32, torch.float64))
     samples = t_starts.shape[0]
     for name, x, dtypes in (("t_ends", t_ends, (t_starts.dtype,)), ("weights", weights, FLOATING)):
         check_tensor(name, x, (samples,), " as t_starts has")
-        check_dtype(name, x, dtypes)
-        check_same_device(name, x, "t_starts", t_starts)
+        check_field(name, x, (samples,), dtypes, "t_starts", t_starts)
     check_count("count", count, "distances")
     ray_offsets = check_ray_offsets(ray_offsets, samples, "t_starts", t_starts).clamp(0, samples)
     rays = ray_offsets.shape[0] - 1
     if offset is None:
         offset = t_starts.new_full((rays,), 0.5)
     one_each = isinstance(offset, Tensor) and offset.dim() == 2
-    check_tensor("offset", offset, (rays, count) if one_each else (rays,))
-    check_dtype("offset", offset, (torch.float32, torch.float64))
-    check_same_device("offset", offset, "t_starts", t_starts)
+    shape = (rays, count) if one_each else (rays,)
+    check_field("offset", offset, shape, (torch.float32, torch.float64), "t_starts", t_starts)
     tensors = {"t_starts": t_starts, "t_ends": t_ends, "weights": weights, "offset": offset}
     t_starts, t_ends, weights, offset = hold_constant("importance_sample", **tensors)
     _library.ensure_loaded(t_starts.device.type)

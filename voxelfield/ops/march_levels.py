@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ class LevelIntervals(NamedTuple):
         ray_index: (M,) int64, never falling.
         ray_offsets: (R + 1,) int64.
         stops: (R,) float32, the distance at which each ray stopped; marching on from there continues its steps.
+        rays_kept: (1,) int64: rays from this one on have no intervals because theirs did not fit. R if all did.
     """
 
     begins: Tensor
@@ -29,6 +30,7 @@ class LevelIntervals(NamedTuple):
     ray_index: Tensor
     ray_offsets: Tensor
     stops: Tensor
+    rays_kept: Tensor
 
 
 def march_levels(
@@ -73,24 +75,17 @@ def march_levels(
         ValueError: An argument has the wrong shape or device, or a number is out of range.
         NotImplementedError: An argument carries a tangent of forward-mode differentiation.
     """
-    check_capacity(capacity)
-    walk, counts, _ = _count_intervals((origins, directions, near, far), occupied, aabbs, step, cone_angle, None)
-    ray_offsets = F.pad(counts.cumsum(0), (1, 0))
-    rays = counts.shape[0]
-    kept = torch.full_like(ray_offsets[:1], rays)
-    if capacity is not None:
-        kept = (ray_offsets[1:] <= capacity).sum(dim=0, keepdim=True)
-        ray_offsets = torch.minimum(ray_offsets, ray_offsets.gather(0, kept))
-    rows = int(ray_offsets[-1]) if capacity is None else capacity
-    begins, ends, ray_index = _place_level_intervals(*walk, ray_offsets, rows)
-    spare = torch.arange(rows, device=ray_offsets.device) >= ray_offsets[-1]
+    rays = (origins, directions, near, far)
+    marched = level_intervals(*rays, occupied, aabbs, step, cone_angle, capacity=capacity)
+    begins, ends, ray_index, ray_offsets, _, kept = marched
+    spare = torch.arange(begins.shape[0], device=ray_offsets.device) >= ray_offsets[-1]
     t = ((begins + ends) / 2).masked_fill(spare, 0)
     dt = (ends - begins).masked_fill(spare, 0)
     # A ray of NaN follows the others, for the rows that belong to none of them.
     start, heading = (F.pad(x.detach(), (0, 0, 0, 1), value=torch.nan) for x in (origins, directions))
-    along = ray_index.masked_fill(spare, rays)
+    along = ray_index.masked_fill(spare, near.shape[0])
     positions = torch.addcmul(start[along], heading[along], t[:, None])
-    return PackedSamples(positions, t, dt, along.clamp(max=max(rays - 1, 0)), ray_offsets, kept)
+    return PackedSamples(positions, t, dt, along.clamp(max=max(near.shape[0] - 1, 0)), ray_offsets, kept)
 
 
 def level_intervals(
@@ -103,30 +98,27 @@ def level_intervals(
     step: float,
     cone_angle: float = 0.0,
     max_count: int | None = None,
+    *,
+    capacity: int | None = None,
 ) -> LevelIntervals:
     """Marches as :func:`march_levels` does, and returns where steps begin and end, to the last bit.
 
     Other arguments are those of :func:`march_levels`; a ray stops after ``max_count`` intervals, if that is not None.
-    Synchronises with the device once.
     """
-    rays = (origins, directions, near, far)
-    walk, counts, stops = _count_intervals(rays, occupied, aabbs, step, cone_angle, max_count)
-    ray_offsets = F.pad(counts.cumsum(0), (1, 0))
-    begins, ends, ray_index = _place_level_intervals(*walk, ray_offsets, int(ray_offsets[-1]))
-    return LevelIntervals(begins, ends, ray_index, ray_offsets, stops)
-
-
-def _count_intervals(
-    rays: tuple[Tensor, ...], occupied: Tensor, aabbs: Tensor, step: float, cone_angle: float, max_count: int | None
-) -> tuple[tuple[Any, ...], Tensor, Tensor]:
-    """Returns the arguments of the raw ops, the number of each ray's intervals, and where each ray stops."""
-    origins, directions, near, far = rays
+    check_capacity(capacity)
     if max_count is not None:
         check_at_least_one("max_count", max_count)
-    limit = max_count if max_count is not None else _NO_LIMIT
+    limit = _NO_LIMIT if max_count is None else max_count
     walk = (origins, directions, near, far, occupied, aabbs, step, cone_angle, limit)
     counts, stops = _count_level_intervals(*walk)
-    return walk, counts, stops
+    ray_offsets = F.pad(counts.cumsum(0), (1, 0))
+    kept = torch.full_like(ray_offsets[:1], counts.shape[0])
+    if capacity is not None:
+        kept = (ray_offsets[1:] <= capacity).sum(dim=0, keepdim=True)
+        ray_offsets = torch.minimum(ray_offsets, ray_offsets.gather(0, kept))
+    rows = int(ray_offsets[-1]) if capacity is None else capacity
+    begins, ends, ray_index = _place_level_intervals(*walk, ray_offsets, rows)
+    return LevelIntervals(begins, ends, ray_index, ray_offsets, stops, kept)
 
 
 _NO_LIMIT = (1 << 63) - 1

@@ -10,9 +10,8 @@ from torch import Tensor
 from voxelfield.foundation import constants
 from voxelfield.foundation.checks import (
     check_dense,
-    check_dtype,
+    check_field,
     check_float32,
-    check_same_device,
     check_tensor,
 )
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
@@ -49,8 +48,7 @@ def pack_occupancy(occupied: Tensor) -> OccupancyBits:
         TypeError: ``occupied`` is not a bool tensor.
         ValueError: ``occupied`` does not have three dimensions, or has no cells.
     """
-    check_tensor("occupied", occupied, ("X", "Y", "Z"))
-    check_dtype("occupied", occupied, (torch.bool,))
+    check_field("occupied", occupied, ("X", "Y", "Z"), torch.bool)
     if occupied.numel() == 0:
         raise ValueError(f"occupied must have at least one cell, got shape {tuple(occupied.shape)}")
     x, y, z = occupied.shape
@@ -102,8 +100,6 @@ def march_rays(
     check_tensor("origins", origins, ("R", 3))
     check_float32("aabb", aabb, (2, 3), "origins", origins)
     bits = occupied if isinstance(occupied, OccupancyBits) else pack_occupancy(occupied)
-    check_bits(bits)
-    check_same_device("occupied", bits.words, "origins", origins)
     check_capacity(capacity)
     offset = midpoints(near) if offset is None else offset
     segments_per_ray = _segments_per_ray(origins.shape[0], origins.device)
@@ -117,15 +113,6 @@ def midpoints(near: Tensor) -> Tensor:
     """Returns the offsets with which the samples of each ray lie in the middle of their steps."""
     check_dense("near", near)
     return torch.full_like(near, 0.5)
-
-
-def check_bits(bits: OccupancyBits) -> None:
-    """Raises unless the number of words matches the resolution."""
-    expected = tuple(-(-cells // constants.BRICK_CELLS) for cells in bits.resolution)
-    check_tensor("occupied.words", bits.words, expected, f" for {bits.resolution} cells")
-    check_dtype("occupied.words", bits.words, (torch.int64,))
-    if bits.words.numel() == 0:
-        raise ValueError(f"occupied must have at least one cell, got resolution {bits.resolution}")
 
 
 def _segments_per_ray(rays: int, device: torch.device) -> int:

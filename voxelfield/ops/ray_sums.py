@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from voxelfield.foundation.autograd import MaybeTensor, OpFunction
-from voxelfield.foundation.checks import FLOATING, check_dtype, check_ray_offsets, check_same_device, check_tensor
+from voxelfield.foundation.checks import (
+    FLOATING,
+    check_dtype,
+    check_field,
+    check_ray_offsets,
+    check_same_device,
+    check_tensor,
+)
 from voxelfield.ops._table import declare, run_raw
 
 
@@ -103,8 +110,7 @@ def _checked_rows(values: Tensor, ray_offsets: Tensor) -> tuple[Tensor, Tensor]:
     """
     if not isinstance(values, Tensor):
         raise TypeError(f"values must be a torch.Tensor, got {type(values).__name__}")
-    check_tensor("values", values, ("M",) if values.dim() == 1 else ("M", "C"))
-    check_dtype("values", values, FLOATING)
+    check_field("values", values, ("M",) if values.dim() == 1 else ("M", "C"), FLOATING)
     ray_offsets = check_ray_offsets(ray_offsets, values.shape[0], "values", values)
     rows = widen(values)
     return rows[:, None] if rows.dim() == 1 else rows, ray_offsets

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from voxelfield.foundation.checks import check_degree, check_dense, check_dtype, check_same_device, check_tensor
+from voxelfield.foundation.checks import check_degree, check_field
 from voxelfield.ops._table import declare
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
-from voxelfield.ops.marching import OccupancyBits, check_bits, midpoints, pack_occupancy
+from voxelfield.ops.marching import OccupancyBits, midpoints, pack_occupancy
 
 
 class RenderedRays(NamedTuple):
@@ -102,27 +102,18 @@ def render_grid(
     check_degree("degree", degree)
     if density is not None and isinstance(grid, Tensor) and grid.requires_grad and torch.is_grad_enabled():
         raise ValueError("density must be None where grid requires a gradient: it would receive none")
-    cells = cells_to_walk(occupied, "origins", origins)
+    cells = cells_to_walk(occupied)
     offset = midpoints(near) if offset is None else offset
     rays = origins, directions, near, far, offset
     numbers = step, degree, density_scale, density_shift, min_transmittance, min_weight
     return RenderedRays(*_render_grid(*rays, *cells, aabb_occupancy, grid, density, aabb_grid, *numbers))
 
 
-def cells_to_walk(
-    occupied: Tensor | OccupancyBits, device_of: str, like: Tensor
-) -> tuple[Tensor, tuple[int, int, int]]:
-    """Returns bits or empty distances and their resolution; raises unless they are that, on the device of ``like``."""
-    check_dense(device_of, like)
+def cells_to_walk(occupied: Tensor | OccupancyBits) -> tuple[Tensor, tuple[int, int, int]]:
+    """Returns bits or empty distances, and their resolution."""
     if isinstance(occupied, OccupancyBits):
-        check_bits(occupied)
-        check_same_device("occupied", occupied.words, device_of, like)
         return occupied
-    check_tensor("occupied", occupied, ("X", "Y", "Z"))
-    check_dtype("occupied", occupied, (torch.bool, torch.uint8))
-    check_same_device("occupied", occupied, device_of, like)
-    if occupied.numel() == 0:
-        raise ValueError(f"occupied must not be empty, got shape {tuple(occupied.shape)}")
+    check_field("occupied", occupied, ("X", "Y", "Z"), (torch.bool, torch.uint8))
     if occupied.dtype == torch.bool:
         return pack_occupancy(occupied)
     x, y, z = occupied.shape

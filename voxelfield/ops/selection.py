@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from voxelfield.foundation.checks import check_dtype, check_float32, check_fraction, check_ray_offsets, check_tensor
+from voxelfield.foundation.checks import check_field, check_float32, check_fraction, check_ray_offsets
 from voxelfield.ops._compositing import per_sample
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
 from voxelfield.ops._table import declare
@@ -52,8 +52,7 @@ def select_samples(
             or ``capacity`` is negative; or, on the CPU, ``ray_offsets`` decrease or leave 0..M.
         NotImplementedError: An argument carries a tangent of forward-mode differentiation.
     """
-    check_tensor("density", density, ("M",))
-    check_dtype("density", density, (torch.float32,))
+    check_field("density", density, ("M",), torch.float32)
     count = density.shape[0]
     lengths: Tensor = per_sample(dt, density)
     check_float32("positions", positions, (count, 3), "density", density)
@@ -70,11 +69,8 @@ def select_samples(
 
 def _kept(density: Tensor, ray_offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rays = ray_offsets.shape[0] - 1
-    return (
-        density.new_empty(density.shape, dtype=torch.int32),
-        density.new_empty(rays, dtype=torch.int32),
-        density.new_empty(parts_of(rays), dtype=torch.int64),
-    )
+    kept, counts = (density.new_empty(size, dtype=torch.int32) for size in (density.shape, rays))
+    return kept, counts, density.new_empty(parts_of(rays), dtype=torch.int64)
 
 
 _count_visible_samples = declare("count_visible_samples", _kept, public="select_samples")

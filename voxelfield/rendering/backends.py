@@ -16,13 +16,14 @@ from voxelfield.fields.field import Field, RadianceField, warp_of
 from voxelfield.foundation import constants
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.voxel_grid import VoxelGrid
-from voxelfield.ops._internal.render_image import (
-    PackedSHGrid,
+from voxelfield.ops._internal.fields import (
+    pack_sh_grid,
     pyramid_image_fits,
     render_baked_image,
     render_grid_image,
     render_pyramid_image,
 )
+from voxelfield.ops._table import Op
 from voxelfield.rendering.bricks import bake, can_bake
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings
@@ -115,22 +116,21 @@ class GenericBackend(ImageBackend):
         return draw
 
 
-def _one_kernel(
-    op: Callable[..., tuple[Tensor, ...]], source: ImageSource, finish: Callable[..., View] = View, **field: Any
-) -> Draw:
+def _one_kernel(op: Op, source: ImageSource, finish: Callable[..., View] = View, **field: Any) -> Draw:
     """Returns a function that calls an op, which casts the rays itself, for a camera, and makes a view of its results.
 
     ``field`` describes the field.
     """
-    cells = {"occupied": source.occupancy.empty_distance, "aabb_occupancy": source.occupancy.aabb}
-    settings = source.settings
+    distances, settings = source.occupancy.empty_distance, source.settings
+    cells = {"occupied": distances, "resolution": distances.shape, "aabb_occupancy": source.occupancy.aabb}
     limits = {"step": settings.step, "min_transmittance": settings.min_transmittance, "min_weight": settings.min_weight}
     inputs = {**field, **cells, **limits}
 
     def draw(cameras: Cameras, index: int) -> View:
-        camera = cameras.c2w[index], cameras.intrinsics[index], *cameras.size(index)
+        width, height = cameras.size(index)
         lens = None if cameras.lens is None else cameras.lens.rows[index]
-        return finish(*op(*camera, lens=lens, **inputs))
+        camera = {"c2w": cameras.c2w[index], "intrinsics": cameras.intrinsics[index], "lens": lens}
+        return finish(*op.by_name(**camera, width=width, height=height, **inputs))
 
     return draw
 
@@ -169,12 +169,16 @@ class GridImages(ImageBackend):
         grid, decoder, dtype = source.field.grid, source.field.decoder, source.stored_dtype
         assert isinstance(decoder, SHDecoder)
         assert isinstance(decoder.activation, DensityActivation)
-        features = grid.collapse(dtype) if isinstance(grid, VoxelPyramid) else grid.sampled_levels[0]
+        whole = grid.collapse(dtype) if isinstance(grid, VoxelPyramid) else grid.sampled_levels[0]
+        features, density = pack_sh_grid(whole, decoder.degree, dtype)
         return _one_kernel(
             render_grid_image,
             source,
             background=source.background,
-            field=PackedSHGrid.pack(features, grid.aabb, decoder.degree, dtype),
+            grid=features,
+            density=density,
+            aabb_grid=grid.aabb.to(torch.float32),
+            degree=decoder.degree,
             density_scale=decoder.activation.scale,
             density_shift=decoder.activation.shift,
         )
@@ -226,7 +230,7 @@ class PyramidImages(ImageBackend):
             density_weights=[weight.detach().to(dtype).contiguous() for weight in weights],
             color_weights=[weight.detach().to(dtype) for weight in decoder.color_network],
             density_initial=activation.initial,
-            view_degree=decoder.view_degree,
+            degree=decoder.view_degree,
             blocks=pyramid.blocks[: len(levels)],
             boxes=nested_box_args(warp_of(source.field)),
         )

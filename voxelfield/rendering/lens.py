@@ -14,7 +14,7 @@ from torch import Tensor
 
 from voxelfield.foundation.autograd import hold_constant
 from voxelfield.foundation.checks import check_choice, check_field
-from voxelfield.ops._internal.lens import LENS_NUMBERS, lens_points, lens_rays, sphere_points, sphere_rays
+from voxelfield.ops._internal.cameras import LENS_NUMBERS, lens_points, lens_rays, sphere_points, sphere_rays
 
 LensModel = Literal[
     "pinhole",
@@ -183,7 +183,7 @@ class Lens:
         """Projects rays (R, 3) to image points (R, 2) of one camera, the inverse of :meth:`rays_through`.
 
         The result is meaningless for rays that the lens cannot image
-        (:func:`voxelfield.ops._internal.lens.lens_points`).
+        (:func:`voxelfield.ops._internal.cameras.lens_points`).
         """
         row = self.rows[camera : camera + 1]
         points = lens_points(rays, row)

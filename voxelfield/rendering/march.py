@@ -14,8 +14,8 @@ from voxelfield import ops
 from voxelfield.fields.field import Field, density_at_samples, warp_of
 from voxelfield.foundation.checks import check_fraction, check_not_negative, check_step
 from voxelfield.grids.boxes import flat_indices
-from voxelfield.ops._internal.march_pieces import march_pieces
-from voxelfield.ops._internal.march_visible import march_visible
+from voxelfield.ops._internal.fields import march_visible
+from voxelfield.ops._internal.rays import march_pieces
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.selection import MIN_WEIGHT
 from voxelfield.rendering.cameras import Cameras

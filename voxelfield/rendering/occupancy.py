@@ -19,7 +19,7 @@ from voxelfield.fields.field import Field, warped_points
 from voxelfield.foundation.autograd import traces_ops
 from voxelfield.foundation.checks import check_at_least_one, check_field, check_fraction, check_result, check_tensor
 from voxelfield.grids.boxes import box_tensor, cell_indices, flat_indices, parse_box, parse_resolution
-from voxelfield.ops._internal.empty_distance import empty_distance
+from voxelfield.ops._internal.rays import empty_distance
 
 # Fraction of the threshold below which cells are empty even in a thin mist.
 _LOWEST_FRACTION = 0.01

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from voxelfield.grids.boxes import Box, box_extent, box_tensor, parse_box
-from voxelfield.ops._internal.march_pieces import world_distances
 from voxelfield.ops._packing import PackedSamples
 from voxelfield.warps.warp import Warp
 
@@ -152,7 +151,15 @@ class NestedBoxes(Warp):
 
     def world_distances(self, samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
         """See :class:`Warp`."""
-        return world_distances(self.op_arguments, samples, origins, directions)
+        x, y, z = samples.positions.unbind(-1)
+        box = torch.round(x / self._pitch).clamp(0, self.count - 1)
+        scale = self.unit * self.ratio**box
+        # Python numbers instead of a tensor, because a copy from the host cannot be captured in a CUDA graph.
+        middles, _ = self._centre_and_half
+        local = zip((x - self._pitch * box, y, z), middles, strict=True)
+        world = torch.stack([along * scale + middle for along, middle in local], dim=-1)
+        rays = samples.ray_index
+        return ((world - origins[rays]) * directions[rays]).sum(dim=-1)
 
     def world_lengths(self, samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
         """See :class:`Warp`."""

@@ -104,7 +104,7 @@ def traverse_grids(
     step = max(step_size or 0.0, 0.0)
     limit = traverse_steps_limit if limited else None
     marched = level_intervals(rays_o, rays_d, near, far, binaries, aabbs, step, cone_angle or 0.0, limit)
-    begins, ends, ray_index, offsets, stops = marched
+    begins, ends, ray_index, offsets, stops, _ = marched
     samples = RaySamples(
         vals=(begins + ends) * 0.5,
         packed_info=torch.stack((offsets[:-1], offsets.diff()), dim=1),

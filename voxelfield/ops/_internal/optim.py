@@ -36,24 +36,15 @@ def grid_adam_(
 ) -> None:
     r"""Takes one step of Adam in place, for several grids in one pass over their memory.
 
-    With gradient g (plus ``l2_penalty * param``) and step number t,
-    :math:`m \leftarrow \beta_1 m + (1 - \beta_1) g`, :math:`v \leftarrow \beta_2 v + (1 - \beta_2) g^2`,
-    :math:`p \leftarrow (1 - \mathrm{lr} \cdot \mathrm{weight\_decay}) p - \mathrm{lr} \frac{m}{1 - \beta_1^t} /
-    (\sqrt{v / (1 - \beta_2^t)} + \epsilon)` (Kingma and Ba 2015; decay: Loshchilov and Hutter 2019). This is the
-    rule of :class:`torch.optim.Adam`, or with ``weight_decay`` that of :class:`torch.optim.AdamW`.
-
-    With ``channel_rates`` each channel has its own learning rate in place of lr in these equations. The rate also
-    scales the channel's decay, as if each channel were a parameter group.
-
-    The kernels read learning rates, step numbers and lists of tiles from device memory, so a captured CUDA graph uses
-    the values of these tensors at the time of its replay.
+    The rule, and ``betas`` and what follows them, are as for :class:`voxelfield.grids.adam.GridAdam` (Kingma and Ba
+    2015; decoupled decay: Loshchilov and Hutter 2019). The kernels read learning rates, step numbers and lists of tiles
+    from device memory, so a captured CUDA graph uses the values of these tensors at the time of its replay.
 
     Args:
         params: Grids (X, Y, Z, C) float32, contiguous, all on one device.
-        exp_avgs: The first moments m, each of its grid's shape, float32 or bfloat16, contiguous. The step is
-            computed in float32, and bfloat16 is then rounded to nearest even.
-        exp_avg_sqs: The second moments v, of the same shapes and dtypes as ``exp_avgs``, contiguous.
-        grads: The gradients g, of the same shapes, float32, contiguous.
+        exp_avgs: The first moments, each of its grid's shape, float32 or bfloat16, contiguous.
+        exp_avg_sqs: The second moments, of the same shapes and dtypes, contiguous.
+        grads: The gradients, of the same shapes, float32, contiguous.
         lrs: The learning rate of each grid: a float32 tensor of one element on the grids' device, or a number.
         steps: The number of this step for each grid, counted from 1: a float32 or int64 tensor of one element on the
             grids' device, or a number.
@@ -67,14 +58,14 @@ def grid_adam_(
         touched: For each grid a table (K, 5) int32 of vertices, as :func:`touched_vertices` writes it for the same
             tiles. With ``skip_untouched``, which it needs, these vertices are updated, and no other gradients are read.
             None reads all gradients to find those that are not zero.
-        channel_rates: For each grid (C,) float32 on its device, contiguous: factors on the learning rate. They must be
-            finite and not negative, which is not checked. None means 1 for all channels.
+        channel_rates: For each grid (C,) float32 on its device, contiguous, or None; that they are finite and not
+            negative is not checked.
         betas: Decay rates of the moments.
         eps: Added to the denominator.
         weight_decay: Decoupled weight decay, as a fraction of the learning rate.
-        l2_penalty: Factor of the parameter that is added to its gradient: weight decay as in :class:`torch.optim.Adam`.
-        skip_untouched: Do not update a vertex, nor its moments, if the gradients of all its channels are exactly zero
-            (the masked Adam of DirectVoxGO, Sun et al. 2022, for whole vertices).
+        l2_penalty: Factor of the parameter that is added to its gradient.
+        skip_untouched: Leave a vertex as it is if the gradients of all its channels are exactly zero (the masked Adam
+            of DirectVoxGO, Sun et al. 2022, for whole vertices).
         clear_grad: Set the gradients of the updated vertices to zero.
         grad_scale: Factor that all gradients contain and that is divided out: one float32 number on the grids' device,
             as :class:`torch.amp.GradScaler` keeps it. None means 1.
@@ -84,17 +75,14 @@ def grid_adam_(
     if len(params) == 0:
         return
     grids = (list(params), list(exp_avgs), list(exp_avg_sqs), list(grads))
-    device = params[0].device
-    numbers = ([_on_device(value, device) for value in lrs], [_on_device(value, device) for value in steps])
-    none: list[Tensor | None] = [None] * len(params)
-    copies = none if working is None else list(working)
-    optional = [none if x is None else list(x) for x in (tiles, tile_counts, touched, channel_rates)]
+    given = (working, tiles, tile_counts, touched, channel_rates)
+    copies, *optional = ([None] * len(params) if x is None else list(x) for x in given)
+    numbers = [
+        [x if isinstance(x, Tensor) else params[0].new_full((1,), x, dtype=torch.float32) for x in values]
+        for values in (lrs, steps)
+    ]
     rule = (*betas, eps, weight_decay, l2_penalty, skip_untouched, clear_grad)
     _grid_adam_(*grids, copies, *numbers, *optional, grad_scale, found_inf, *rule)
-
-
-def _on_device(value: Tensor | float, device: torch.device) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.full((1,), value, dtype=torch.float32, device=device)
 
 
 _grid_adam_ = declare("grid_adam_")

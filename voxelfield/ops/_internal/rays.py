@@ -1,4 +1,4 @@
-"""Samples along rays that nested boxes cut into pieces."""
+"""Distances to occupied cells, and samples along rays that nested boxes cut into pieces."""
 
 from __future__ import annotations
 
@@ -12,6 +12,25 @@ from voxelfield.foundation.autograd import hold_constant
 from voxelfield.ops._packing import PackedSamples
 from voxelfield.ops._table import declare
 from voxelfield.ops.marching import OccupancyBits, march_rays, midpoints
+
+
+def empty_distance(occupied: Tensor, max_distance: int = 32) -> Tensor:
+    """Returns for each cell the distance in cells to the nearest occupied one, the largest along any axis.
+
+    A cell at distance r is the middle of a cube of ``2r - 1`` empty cells along each axis, which a ray can leave in one
+    stride (proximity clouds, Cohen and Sheffer 1994). Rendering accepts the result in place of ``occupied``.
+
+    Args:
+        occupied: (X, Y, Z) bool.
+        max_distance: Larger distances are returned as this, 1 to 255.
+
+    Returns:
+        (X, Y, Z) uint8, 0 where occupied.
+    """
+    return _empty_distance(occupied, max_distance)
+
+
+_empty_distance = declare("empty_distance", lambda occupied: occupied.new_empty(occupied.shape, dtype=torch.uint8))
 
 
 @torch.no_grad()
@@ -63,21 +82,6 @@ def _only_whole_rays(samples: PackedSamples) -> PackedSamples:
         torch.minimum(samples.ray_offsets, end),
         samples.rays_kept,
     )
-
-
-def world_distances(boxes: Sequence[float], samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
-    """Returns the distances (M,) of samples in warped coordinates from their rays' origins, world units.
-
-    ``origins`` (R, 3) are in world units, ``directions`` (R, 3) of unit length; boxes as for :func:`march_pieces`.
-    """
-    centre, half, (ratio, count, pitch, _) = boxes[:3], boxes[3:6], boxes[6:]
-    box = torch.round(samples.positions[:, 0] / pitch).clamp(0, count - 1)
-    in_box = torch.cat((samples.positions[:, :1] - pitch * box[:, None], samples.positions[:, 1:]), dim=-1)
-    scaled = in_box * (max(half) * ratio**box)[:, None]
-    # Python numbers instead of a tensor, because a copy from the host cannot be captured in a CUDA graph.
-    world = torch.stack([along + middle for along, middle in zip(scaled.unbind(-1), centre, strict=True)], dim=-1)
-    rays = samples.ray_index
-    return ((world - origins[rays]) * directions[rays]).sum(dim=-1)
 
 
 def pieces_of(boxes: Sequence[float]) -> int:
