@@ -293,10 +293,14 @@ class AffineExposure(Correction):
 
     @torch.no_grad()
     def undo(self, rgb: Tensor, images: Tensor) -> Tensor:
-        """Returns the colours that the field must have to reproduce given image colours, (P, 3) float32 in [0, 1].
+        """Returns the colours that the field must have to reproduce given image colours.
 
-        ``rgb`` (P, 3) float32 are straight-alpha colours of pixels, and ``images`` (P,) int64, in [0, N), the image of
-        each. Without gradient.
+        Args:
+            rgb: (P, 3) float32, straight-alpha colours of pixels.
+            images: (P,) int64, the image of each pixel, in [0, N).
+
+        Returns:
+            (P, 3) float32 in [0, 1], without gradient.
         """
         gain, offset = (values.index_select(0, images) for values in self.corrections())
         # In an image that is nearly black, even little noise would give colours outside the field's range.
@@ -452,9 +456,13 @@ class CameraTones(Correction):
         return self(rgb, opacity, places, batch.images)
 
     def photograph(self, view: View, index: int, background: Tensor | None) -> View:
-        """Returns a rendered view, the one at ``index``, as its camera shows it.
+        """Returns a rendered view as its camera shows it.
 
-        The view is on the device of the parameters; ``background`` is as for :func:`recolored`.
+        Args:
+            view: The view, on the device of the parameters.
+            index: Its index among the views.
+            background: (3,) the colour behind it, which no camera has captured; None if all of it was captured, as with
+                an environment.
         """
         (height, width), device = view.opacity.shape, view.rgb.device
         places = columns_and_rows(torch.arange(height * width, device=device), width, height) + 0.5
@@ -495,8 +503,11 @@ class CameraTones(Correction):
 def recolored(view: View, background: Tensor | None, correct: Callable[[Tensor, Tensor], Tensor]) -> View:
     """Returns a view whose emitted colours are corrected.
 
-    ``background`` (3,) is the colour behind it, which no camera has captured; None if all of it was captured, as with
-    an environment. ``correct`` maps emitted colours (R, 3) and opacities (R,) to colours (R, 3).
+    Args:
+        view: The view.
+        background: (3,) the colour behind it, which no camera has captured; None if all of it was captured, as with an
+            environment.
+        correct: Maps emitted colours (R, 3) and opacities (R,) to colours (R, 3).
     """
     opacity = torch.ones_like(view.opacity) if background is None else view.opacity
     behind = 0.0 if background is None else (1 - opacity)[..., None] * background

@@ -224,7 +224,11 @@ class Scene:
         return torch.cat([origins for origins, _ in each]), torch.cat([directions for _, directions in each])
 
     def split(self, name: str) -> Split:
-        """Returns one split; raises ValueError, whose message lists those that were loaded, if it was not."""
+        """Returns one split.
+
+        Raises:
+            ValueError: It was not loaded; the message lists those that were.
+        """
         if name not in self.splits:
             loaded = ", ".join(self.splits) or "none"
             raise ValueError(

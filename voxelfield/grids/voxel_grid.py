@@ -378,8 +378,13 @@ class VoxelGrid(Grid):
     ) -> None:
         """Resizes the grid to a number of nearly cubic voxels, as coarse-to-fine training does.
 
-        ``mean_resolution`` is the cube root of that number (:func:`cubic_voxels`). If a box ``aabb`` is given, in world
-        units, the grid is moved to it. The optimizer that trains this grid, and the errors, are as for :meth:`refit`.
+        Args:
+            mean_resolution: Cube root of the number of voxels (:func:`cubic_voxels`).
+            optimizer: The optimizer that trains this grid, if any.
+            aabb: A box to which the grid is moved (:meth:`refit`), world units; None for the present one.
+
+        Raises:
+            ValueError: As for :meth:`refit`.
         """
         resolution = cubic_voxels(self.aabb if aabb is None else aabb, mean_resolution)
         if aabb is not None:

@@ -50,7 +50,11 @@ def sample_rgb(outputs: Outputs, batch: Batch) -> Tensor:
 
 
 def distortion(outputs: Outputs, batch: Batch) -> Tensor:
-    """Mean distortion of the rays, how far apart a ray's weights are; raises ValueError if it was not rendered."""
+    """Mean distortion of the rays: how far apart the weights of a ray are.
+
+    Raises:
+        ValueError: The rays were rendered without distortion.
+    """
     if outputs.rendering.distortion is None:
         raise ValueError("rays must be rendered with their distortion where config.distortion is positive")
     # The distortion of rays that did not fit is zero.

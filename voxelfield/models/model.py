@@ -212,9 +212,15 @@ class Model(nn.Module, Component):  # type: ignore[misc]
         distortion: bool = False,
         sampler: Sampler = visible_samples,
     ) -> Rendering:
-        """Renders R rays, on the field's device; arguments are as for :func:`voxelfield.rendering.render.render`.
+        """Renders rays, see :func:`voxelfield.rendering.render.render`.
 
-        ``settings`` are :attr:`settings` by default, which synchronises with the device.
+        Args:
+            rays: R rays, on the field's device.
+            settings: Sampling settings; None for :attr:`settings`, which synchronises with the device.
+            jitter: As for :func:`voxelfield.rendering.render.render`.
+            capacity: As for :func:`voxelfield.rendering.render.render`.
+            distortion: As for :func:`voxelfield.rendering.render.render`.
+            sampler: As for :func:`voxelfield.rendering.render.render`.
         """
         settings = self.settings if settings is None else settings
         with self.autocast():
@@ -271,9 +277,11 @@ class Model(nn.Module, Component):  # type: ignore[misc]
     ) -> FieldRenderer:
         """Returns a renderer of views of the present state.
 
-        The arguments are as for :class:`voxelfield.FieldRenderer`. By default, a pixel has as many rays as the sampling
-        says, and the background is :attr:`environment`, or else :attr:`background`. With ``few``, for a few images, no
-        backend bakes the field.
+        Args:
+            backend: As for :class:`voxelfield.FieldRenderer`.
+            supersampling: As for :class:`voxelfield.FieldRenderer`; None for the sampling's.
+            background: (3,) float32 on the field's device; None for :attr:`environment`, or else :attr:`background`.
+            few: Only a few images will be rendered, for which no backend bakes the field.
         """
         default = self.background if self.environment is None else self.environment
         return FieldRenderer(
@@ -295,18 +303,30 @@ class Model(nn.Module, Component):  # type: ignore[misc]
         return {**vars(self), **own, "_setup": None}
 
     def begin_training(self, setup: TrainingSetup) -> None:
-        """Called once before training."""
+        """Called once before training.
+
+        Args:
+            setup: Settings, training cameras and the grid's optimizer.
+        """
         self._setup = setup
 
     @property
     def setup(self) -> TrainingSetup:
-        """The argument of :meth:`begin_training`; raises RuntimeError if the model is not being trained."""
+        """The argument of :meth:`begin_training`.
+
+        Raises:
+            RuntimeError: The model is not being trained.
+        """
         if self._setup is None:
             raise RuntimeError("the model must be trained by a Session, which calls begin_training")
         return self._setup
 
     def before_step(self, step: int) -> None:
-        """Enters the stage that begins at a step, and updates the occupied cells."""
+        """Enters the stage that begins at a step, and updates the occupied cells.
+
+        Args:
+            step: Number of steps done.
+        """
         setup = self.setup
         config, stage = setup.occupancy, setup.stages[stage_at(setup.stages, step)]
         begins = stage.step == step
@@ -318,7 +338,14 @@ class Model(nn.Module, Component):  # type: ignore[misc]
             setup.optimizer.restrict()
 
     def enter_stage(self, stage: StageConfig) -> None:
-        """Changes the grid's box and resolution as a stage begins; raises EmptyFieldError if no cell is left."""
+        """Changes the grid's box and resolution.
+
+        Args:
+            stage: The stage that begins.
+
+        Raises:
+            EmptyFieldError: No cell is left.
+        """
         if stage.step == 0:
             self.restrict_occupancy()
         # Only a grid in the world frame is cropped: the box of a warp is fixed.
@@ -333,8 +360,9 @@ class Model(nn.Module, Component):  # type: ignore[misc]
     def resize(self, resolution: int, box: Tensor | None = None) -> None:
         """Adds detail and resizes the grid, with the optimizer's state; until the stage has begun, nothing samples it.
 
-        ``resolution`` is the cube root of the number of voxels, and ``box`` (2, 3), if given, a smaller box to which
-        the grid is cropped first.
+        Args:
+            resolution: Cube root of the number of voxels.
+            box: (2, 3) a smaller box to which the grid is cropped first, or None.
         """
         self.setup.optimizer.gather(self.resized(resolution, box))
         self.add_detail(resolution)
@@ -346,15 +374,20 @@ class Model(nn.Module, Component):  # type: ignore[misc]
         return self.grid.levels
 
     def add_detail(self, resolution: int) -> None:
-        """Allocates detail where the training images show something, for the stage that begins; by default nothing.
+        """Allocates detail where the training images show something; by default nothing.
 
-        ``resolution`` is the stage's, the cube root of the number of voxels.
+        Args:
+            resolution: Resolution of the stage that begins, the cube root of the number of voxels.
         """
 
     def count_shown(self, shape: Sequence[int]) -> Tensor:
-        """Counts the visible samples of the training images in each cell, (X, Y, Z) int32; a collective call.
+        """Counts the visible samples of the training images in each cell; expensive, and a collective call.
 
-        Expensive. ``shape`` is the number of cells X, Y, Z of the occupancy grid's box.
+        Args:
+            shape: Number of cells X, Y, Z of the occupancy grid's box.
+
+        Returns:
+            (X, Y, Z) int32.
         """
         cameras, settings = self.setup.cameras, self.settings
         settings = replace(settings, min_weight=max(settings.min_weight, _MIN_WEIGHT_WITH_DETAIL))
@@ -415,7 +448,11 @@ class Model(nn.Module, Component):  # type: ignore[misc]
     def occupied_fraction(self, step: int) -> float:
         """Returns the fraction of cells that are occupied; synchronises with the device.
 
-        Raises EmptyFieldError, whose message names the step, if no cell is occupied.
+        Args:
+            step: Number of steps done, for the message.
+
+        Raises:
+            EmptyFieldError: No cell is occupied.
         """
         fraction = self.occupancy.fraction()
         if fraction == 0:
@@ -432,7 +469,8 @@ class Model(nn.Module, Component):  # type: ignore[misc]
     def count_features(self, finest: int) -> int:
         """Returns the number of grid elements at the finest resolution of training.
 
-        ``finest`` is the cube root of the number of voxels.
+        Args:
+            finest: The finest resolution, the cube root of the number of voxels.
         """
         return sum(level.numel() for level in self.grid.levels)
 

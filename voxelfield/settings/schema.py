@@ -259,19 +259,24 @@ class TrainerConfig(Group):
     def with_rays_that_miss(self, share: float) -> TrainerConfig:
         """Returns the settings with more rays, if fewer than half of all rays go through the scene and have samples.
 
-        Settings that have more rays already, and thus ``extra_rays=false``, are returned as they are. ``share`` is the
-        share of the rays that go through the scene's box; below a quarter it counts as a quarter, because memory for
-        distances is allocated for each ray.
+        Settings that have more rays already, and thus ``extra_rays=false``, are returned as they are.
+
+        Args:
+            share: Share of the rays that go through the scene's box; below a quarter it counts as a quarter, because
+                memory for distances is allocated for each ray.
         """
         if share >= 0.5 or not self.extra_rays:
             return self
         return replace(self, max_rays=math.ceil(self.max_rays / max(share, 1 / 4)), extra_rays=False)
 
     def scaled(self, devices: int) -> TrainerConfig:
-        """Returns the settings that a number of devices follow together, as ``scaling`` says.
+        """Returns the settings that several devices follow together, as ``scaling`` says.
 
         Learning rates grow with the square root of the batch, as for Adam the noise of a gradient suggests (Malladi et
         al. 2022, "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms").
+
+        Args:
+            devices: Their number.
         """
         if self.scaling == "none" or devices == 1:
             return self
@@ -448,6 +453,10 @@ class RunConfig:
         return self.scene.aabb is not None and self.warp.ends_at_box(bounded=True)
 
     def load_options(self, **changes: Any) -> dict[str, Any]:
-        """Returns the options of :func:`voxelfield.load_scene` from these settings; ``changes`` replace some."""
+        """Returns the options of :func:`voxelfield.load_scene` from these settings.
+
+        Args:
+            changes: Options that replace them.
+        """
         stated = vars(self.scene) | vars(self.data) | {"image_size": self.trainer.image_size}
         return {option.name: stated[option.name] for option in fields(LoadOptions) if option.name in stated} | changes

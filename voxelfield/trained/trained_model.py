@@ -101,9 +101,12 @@ class TrainedModel:
         return f"TrainedModel(scene={name!r}, model={kind!r}, steps={self.steps}, device={self.model.device})"
 
     def overview(self, size: int = 320) -> View:
-        """Renders the field's box from obliquely above, ``size`` pixels wide and high, as in a notebook.
+        """Renders the field's box from obliquely above; this image represents the run in a notebook.
 
         A field in normalised device coordinates is rendered from its reference camera.
+
+        Args:
+            size: Width and height in pixels.
         """
         camera = reference_camera(self.model.warp, size, size)
         return self.render(overview(self.model.field.aabb, size, size) if camera is None else camera)
@@ -116,18 +119,26 @@ class TrainedModel:
     ) -> FieldRenderer:
         """Returns a renderer, by default with the settings of the run's own evaluation.
 
-        ``backend`` and ``supersampling`` are as for :class:`voxelfield.FieldRenderer`. ``background`` (3,) float32, on
-        the field's device, is the colour behind the scene; None: what was learned with ``model.environment=map``, or
-        else that of the evaluation.
+        Args:
+            backend: As for :class:`voxelfield.FieldRenderer`.
+            supersampling: As for :class:`voxelfield.FieldRenderer`.
+            background: (3,) float32 on the field's device, the colour behind the scene; None for what was learned
+                with ``model.environment=map``, or else for that of the evaluation.
         """
         return self.model.renderer(backend, supersampling=supersampling, background=background)
 
     @torch.no_grad()
     def density(self, points: Tensor) -> Tensor:
-        """Evaluates the density as rendered, per world unit, at world positions (..., 3) on the run's device.
+        """Evaluates the density as rendered.
 
-        The result is (...) float32, 0 in cells that are not occupied and outside the box. Raises ValueError for points
-        of another shape.
+        Args:
+            points: (..., 3) world positions, on the run's device.
+
+        Returns:
+            (...), per world unit, 0 in cells that are not occupied and outside the box; float32.
+
+        Raises:
+            ValueError: ``points`` has another shape.
         """
         if points.dim() == 0 or points.shape[-1] != 3:
             raise ValueError(f"points must have shape (..., 3), got {tuple(points.shape)}")
@@ -318,13 +329,21 @@ class TrainedModel:
         return photograph
 
     def render(self, cameras: Cameras, index: int = 0) -> View:
-        """Renders the image of one of the cameras, on any device, as the run's own evaluation does."""
+        """Renders one camera's image as the run's own evaluation does.
+
+        Args:
+            cameras: One camera or several, on any device.
+            index: Index of the camera.
+        """
         return self._default_renderer.view(cameras, index)
 
     def render_path(self, cameras: Cameras, renderer: FieldRenderer | None = None) -> Iterator[View]:
-        """Renders the images of successive cameras lazily, such as those of :mod:`voxelfield.rendering.paths`.
+        """Renders the images of successive cameras lazily.
 
-        ``renderer`` is one of :meth:`renderer`; None: that of the run's own evaluation.
+        Args:
+            cameras: The cameras of the path, for example from :func:`voxelfield.rendering.paths.orbit` or
+                :mod:`voxelfield.rendering.paths`.
+            renderer: A renderer from :meth:`renderer`; None for the one of the run's own evaluation.
         """
         renderer = self._default_renderer if renderer is None else renderer
         # All at once, because copying each camera separately would wait for the images before it.
