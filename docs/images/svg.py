@@ -40,6 +40,11 @@ def curve(points: Sequence[Point], style: str) -> str:
     return f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" fill="none" {style}/>'
 
 
+def polygon(points: Sequence[Point], style: str) -> str:
+    """Returns a closed outline."""
+    return f'<polygon points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" {style}/>'
+
+
 def drawing(size: tuple[int, int], label: str, parts: Sequence[str]) -> str:
     """Returns the text of an SVG file.
 

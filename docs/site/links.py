@@ -8,6 +8,7 @@ error.
 from __future__ import annotations
 
 import posixpath
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -87,6 +88,7 @@ def in_site(link: str, page: str) -> str | None:
     there = PAGES.get(path, path.removeprefix("docs/") if path.startswith("docs/") else None)
     if there is None or (ROOT / path).is_dir():
         return None
+    there = re.sub(r"\.ipynb$", ".md", there)  # notebooks.py makes pages of notebooks
     relative = posixpath.relpath(there, posixpath.dirname(page) or ".")
     return relative if not parts.fragment else f"{relative}#{parts.fragment}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,29 @@ def parameters(notebook: dict) -> list[dict]:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks_are_kept_without_outputs_and_have_one_cell_to_fill_in(path):
+def test_notebooks_are_kept_with_small_outputs_and_have_one_cell_to_fill_in(path):
     notebook = json.loads(path.read_text(encoding="utf-8"))
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "code":
-            assert cell["outputs"] == []
-            assert cell["execution_count"] is None
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert {output["output_type"] for output in outputs} <= {"stream", "display_data", "execute_result"}
+    assert {output.get("name", "stdout") for output in outputs} == {"stdout"}, "progress bars are outputs of a terminal"
+    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 3
+    assert max(len(json.dumps(output)) for output in outputs) < 200_000
+    assert path.stat().st_size < 800_000
     assert len(parameters(notebook)) == 1
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_page_of_a_notebook_has_its_cells_and_outputs(path):
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    page = runpy.run_path(str(ROOT / "docs" / "site" / "notebooks.py"))["as_markdown"](notebook)
+    for cell in notebook["cells"]:
+        assert "".join(cell["source"]) in page
+        for output in cell.get("outputs", ()):
+            picture = output.get("data", {}).get("image/png")
+            shown = output.get("text") or output["data"].get("text/html") or output["data"]["text/plain"]
+            assert ("".join(shown).rstrip() if picture is None else "".join(picture.split())) in page
 
 
 @pytest.mark.sweep

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 import voxelfield
+from voxelfield.cli.command import VERBS, main
+from voxelfield.settings import compose
+from voxelfield.training.logs import flattened
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "voxelfield"
@@ -54,3 +60,33 @@ def test_every_public_name_has_its_place_in_the_api(module: object) -> None:
     pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "api").glob("*.md"))
     shown = {path.rpartition(".")[2] for path in re.findall(r"^::: (\S+)$", pages, re.MULTILINE)}
     assert set(module.__all__) - shown == {"ops", "__version__"} & set(module.__all__)
+
+
+@pytest.fixture(scope="module")
+def reference() -> dict[str, Any]:
+    """Returns the names of the hook that makes the pages of settings and commands."""
+    return runpy.run_path(str(ROOT / "docs" / "site" / "reference.py"))
+
+
+def test_every_setting_is_on_the_page_of_settings(reference: dict[str, Any]) -> None:
+    page = reference["settings_page"]()
+    shown = set(re.findall(r"^- `([\w.]+)=", page, re.MULTILINE))
+    composed = [compose(f"model={name}", name="train") for name in ("pyramid", "sh", "dense")]
+    assert shown == {key for config in composed for key in flattened(OmegaConf.to_container(config))}
+    assert "- `trainer.steps=7400`, without a GPU `1200`<br>Number of optimizer steps\n" in page
+    assert not re.search("<br>$", page, re.MULTILINE), "a setting has no meaning"
+
+
+def test_every_verb_is_on_the_page_of_commands_with_its_options(
+    reference: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sections = dict(re.findall(r"^## voxelfield (\w+)\n(.*?)(?=^## |\Z)", reference["commands_page"](), re.M | re.S))
+    assert list(sections) == list(VERBS)
+    for verb, section in sections.items():
+        if verb != "train":
+            with pytest.raises(SystemExit, match="0"):
+                main([verb, "--help"])
+            options = re.findall(r"^  (?:-\w[^-]*, )?(--[\w-]+)", capsys.readouterr().out, re.MULTILINE)
+            assert [option for option in options if option not in section] == ["--help"], verb
+    assert "model=     dense, pyramid, sh" in sections["train"]
+    assert "Settings, with" not in sections["train"]
