@@ -15,8 +15,9 @@ import pytest
 from warm_python import warm_python
 
 ROOT = Path(__file__).resolve().parents[2]
-# What every test may import, the folders whose modules tests import by bare names, and what Python 3.10 lacks.
-REQUIRED = {"filelock", "pytest", "setuptools", "torch", "voxelfield", "tomllib"}
+# What every test may import (torch requires typing_extensions), the folders whose modules tests import by bare names,
+# and what Python 3.10 lacks.
+REQUIRED = {"filelock", "pytest", "setuptools", "torch", "typing_extensions", "voxelfield", "tomllib"}
 LOCAL = ("tests", "benchmarks", "data", "docs", "examples", "packaging")
 IMPORTERS = ("importorskip", "import_module", "mesh_package")
 
