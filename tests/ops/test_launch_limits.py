@@ -77,7 +77,9 @@ def test_too_little_for_a_warp_is_told(launch_bytes):
 
 
 def run_capped(limit, *command):
-    environment = {**os.environ, "VOXELFIELD_SHARED_MEMORY_LIMIT": str(limit)}
+    # The clone's package, not one that may be installed.
+    path = os.pathsep.join(filter(None, (str(TESTS.parent), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path, "VOXELFIELD_SHARED_MEMORY_LIMIT": str(limit)}
     done = subprocess.run(
         [sys.executable, *command], env=environment, cwd=TESTS, capture_output=True, text=True, check=False
     )
