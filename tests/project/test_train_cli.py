@@ -678,7 +678,7 @@ def test_training_and_evaluation_state_what_stored_values_cost(tmp_path):
     assert result.returncode == 0, result.stdout
     metrics = read_metrics(tmp_path)
     assert metrics["drawn_by"] == "render_baked_image"
-    stated = "2 views drawn from stored values have a mean PSNR of"
+    stated = "2 views: mean PSNR "
     (line,) = (line for line in result.stdout.splitlines() if stated in line)
     assert len(line) <= 100, "it fits into a terminal"
     figures = tmp_path / "figures.json"

@@ -380,6 +380,13 @@ def test_the_largest_box_reaches_beyond_the_cameras():
     assert torch.tensor(boxes.aabb)[1, 0] < 0.5
 
 
+def test_only_around_a_subject_is_there_one_box_more():
+    around, within = circle(40, 4.0), turned_about(circle(8, 1.0))
+    assert [nested_boxes_of_cameras(c2w).count for c2w in (around, within)] == [7, 6]
+    seen = background(2000, [-2.0] * 3, [2.0] * 3)
+    assert [nested_boxes_of_cameras(c2w, seen).count for c2w in (around, within)] == [5, 2]
+
+
 def test_cameras_that_face_the_same_way_do_not_limit_the_box_of_points():
     c2w = torch.eye(4).repeat(30, 1, 1)
     c2w[:, 0, 3] = torch.linspace(-1, 1, 30)

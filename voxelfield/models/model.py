@@ -165,7 +165,7 @@ class Model(nn.Module, Component):  # type: ignore[misc]
 
     @property
     def centre(self) -> Tensor:
-        """Centre (3,) of the field's box, or of the smallest of nested boxes, as of :attr:`content_box`."""
+        """Centre (3,) of the smallest of nested boxes, or else of the field's box, world units, on the CPU."""
         return (self.field.aabb.cpu() if self.warp is None else self.content_box).mean(dim=0)
 
     @property

@@ -6,8 +6,8 @@ Write :math:`S(f, p) = \sum_k w_k(p) f_k` for sampling. Its adjoint in the featu
 :math:`\sum_a d_a \partial_a w_k`. The ops ``with_gradient``, which use the weights and their three derivatives side by
 side, compute them: :math:`S_d(f, p)` is the sum of the three derivatives that they return times :math:`d`, and
 :math:`S^*_d(v, p)` and :math:`P_d(v, f, p)` are what they make of the values :math:`(0, d_1 v, d_2 v, d_3 v)`. So the
-table below is complete up to second order, backwards (``backward``, towards the inputs) and forwards (``jvp``, along
-tangents).
+rules of :class:`StencilFunction` are complete up to second order, backwards (``backward``, towards the inputs) and
+forwards (``jvp``, along tangents).
 
 These are autograd Functions with ``setup_context``, so that ``torch.func`` can transform them. The public functions
 apply them, and :func:`declare_lookup` makes them the autograd kernels of the raw ops, which a compiler traces.

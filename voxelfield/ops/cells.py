@@ -6,12 +6,7 @@ import functools
 
 from torch import Tensor
 
-from voxelfield.foundation.checks import (
-    FLOATING,
-    as_coordinates,
-    check_field,
-    coordinate_dtype,
-)
+from voxelfield.foundation.checks import FLOATING, as_coordinates, check_field, coordinate_dtype
 from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Stencil, declare_lookup, declare_splat
 
 

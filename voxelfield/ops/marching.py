@@ -8,12 +8,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.foundation import constants
-from voxelfield.foundation.checks import (
-    check_dense,
-    check_field,
-    check_float32,
-    check_tensor,
-)
+from voxelfield.foundation.checks import check_dense, check_field, check_float32, check_tensor
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
 from voxelfield.ops._table import declare
 
@@ -100,6 +95,7 @@ def march_rays(
     check_tensor("origins", origins, ("R", 3))
     check_float32("aabb", aabb, (2, 3), "origins", origins)
     bits = occupied if isinstance(occupied, OccupancyBits) else pack_occupancy(occupied)
+    check_bits(bits)
     check_capacity(capacity)
     offset = midpoints(near) if offset is None else offset
     segments_per_ray = _segments_per_ray(origins.shape[0], origins.device)
@@ -113,6 +109,14 @@ def midpoints(near: Tensor) -> Tensor:
     """Returns the offsets with which the samples of each ray lie in the middle of their steps."""
     check_dense("near", near)
     return torch.full_like(near, 0.5)
+
+
+def check_bits(bits: OccupancyBits) -> None:
+    """Raises unless the words of bits fit their resolution."""
+    expected = tuple(-(-cells // constants.BRICK_CELLS) for cells in bits.resolution)
+    check_field("occupied.words", bits.words, expected, torch.int64, why=f" for {bits.resolution} cells")
+    if bits.words.numel() == 0:
+        raise ValueError(f"occupied must have at least one cell, got resolution {bits.resolution}")
 
 
 def _segments_per_ray(rays: int, device: torch.device) -> int:

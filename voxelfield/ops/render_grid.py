@@ -12,7 +12,7 @@ from torch import Tensor
 from voxelfield.foundation.checks import check_degree, check_field
 from voxelfield.ops._table import declare
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
-from voxelfield.ops.marching import OccupancyBits, midpoints, pack_occupancy
+from voxelfield.ops.marching import OccupancyBits, check_bits, midpoints, pack_occupancy
 
 
 class RenderedRays(NamedTuple):
@@ -112,6 +112,7 @@ def render_grid(
 def cells_to_walk(occupied: Tensor | OccupancyBits) -> tuple[Tensor, tuple[int, int, int]]:
     """Returns bits or empty distances, and their resolution."""
     if isinstance(occupied, OccupancyBits):
+        check_bits(occupied)
         return occupied
     check_field("occupied", occupied, ("X", "Y", "Z"), (torch.bool, torch.uint8))
     if occupied.dtype == torch.bool:

@@ -303,7 +303,7 @@ class TrainedModel:
         if processes.is_first():
             logger.log(
                 logging.WARNING if cost > _LARGE_COST else logging.INFO,
-                "%d views drawn from stored values have a mean PSNR of %.2f dB, without them %.2f dB",
+                "%d views: mean PSNR %.2f dB drawn from stored values, %.2f dB without",
                 *(len(names), stored, exact[metric]),
             )
         return cost

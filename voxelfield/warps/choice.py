@@ -39,14 +39,16 @@ _RATIO = 2.0
 # edge.
 _OUTSIDE_INNERMOST = 0.1
 _THINNEST = 0.1
-# Without points: the size of the smallest box in sizes of the cube of the cameras, and the number of boxes.
+# Without points: the size of the smallest box in sizes of the cube of the cameras, and the number of boxes, in general
+# and if cameras look at a subject from many sides.
 _INNERMOST = 0.25
-_BOXES = 7
+_BOXES, _BOXES_AROUND = 6, 7
 # With points, if cameras look at a subject from many sides: the largest size of the smallest box, likewise.
 _LARGEST_INNERMOST = 0.5
-# How far the largest box reaches, at least, in distances of the farthest camera from its centre. One box more than with
-# 2.0 takes no time and little memory, and outdoors hills, trees and clouds gain (docs/experiments/photographs.md).
-_BEYOND_CAMERAS = 4.0
+# How far the largest box reaches, at least, in distances of the farthest camera from its centre, likewise. Hills, trees
+# and clouds around a subject gain from the farther reach; a room seen from within, whose boxes become coarser by one
+# more, loses (docs/experiments/photographs.md).
+_BEYOND_CAMERAS, _BEYOND_CAMERAS_AROUND = 2.0, 4.0
 # Where rays begin: in depths of the nearest points, or in the nearest cameras' distance from the subject.
 _NEAR_OF_NEAREST = 0.3
 _NEAR_OF_CENTRE = 0.2
@@ -219,15 +221,17 @@ def nested_boxes_of_cameras(c2w: Tensor, points: Tensor | None = None) -> Nested
     """Returns nested boxes for photographs that also show the surroundings.
 
     With points, the smallest box contains the middle four fifths of them along each axis. The largest contains nearly
-    all of them and reaches four times as far as the cameras. Outdoors, most points may belong to the background. So if
-    cameras look at a subject from many sides, and the points reach more than halfway to the cameras along an axis, the
-    smallest box reaches halfway. Without points, it is a quarter of the cube of :func:`box_of_cameras`. Poses and
-    points are those of :class:`CaptureFacts`, at least one pose.
+    all of them and reaches at least twice as far as the cameras, or four times if they look at a subject from many
+    sides. Outdoors, most points may belong to the background. So around a subject, if points reach more than halfway to
+    the cameras along an axis, the smallest box reaches halfway. Without points, it is a quarter of the cube of
+    :func:`box_of_cameras`. Rays begin before the nearest points or, without points, before the subject as the nearest
+    cameras see it. Poses and points are those of :class:`CaptureFacts`, at least one pose.
     """
     c2w = c2w[~stray_cameras(c2w)].double()
     viewed, distance, from_many_sides = viewed_cube(c2w)
     if points is None or len(points) == 0 or bool((points == points[0]).all()):
-        low, high, count = viewed - _INNERMOST * distance, viewed + _INNERMOST * distance, _BOXES
+        low, high = viewed - _INNERMOST * distance, viewed + _INNERMOST * distance
+        count = _BOXES_AROUND if from_many_sides else _BOXES
         # Cameras around a subject may come close to it, as to the middle of a long one.
         nearest = torch.quantile((c2w[:, :3, 3] - viewed).norm(dim=-1), _OUTLIERS) if from_many_sides else distance
         near = _NEAR_OF_CENTRE * float(nearest)
@@ -248,7 +252,8 @@ def nested_boxes_of_cameras(c2w: Tensor, points: Tensor | None = None) -> Nested
         reach = torch.quantile(((points - centre).abs() / half).amax(dim=-1), 1 - _OUTLIERS)
         # Every ray shows something, even where structure from motion found no points, as on a dark or blank background.
         # In a box that ended at the cameras, the background of some would lie right in front of others.
-        reach = torch.maximum(reach, _BEYOND_CAMERAS * ((c2w[:, :3, 3] - centre).abs() / half).max())
+        beyond = _BEYOND_CAMERAS_AROUND if from_many_sides else _BEYOND_CAMERAS
+        reach = torch.maximum(reach, beyond * ((c2w[:, :3, 3] - centre).abs() / half).max())
         count = min(max(math.ceil(math.log2(max(float(reach), 1.0))) + 1, 2), MAX_BOXES)
         cameras = c2w[:: -(-len(c2w) // _MAX_CAMERAS)]
         offset = points[:, None] - cameras[:, :3, 3]

@@ -36,9 +36,9 @@ def grid_adam_(
 ) -> None:
     r"""Takes one step of Adam in place, for several grids in one pass over their memory.
 
-    The rule, and ``betas`` and what follows them, are as for :class:`voxelfield.grids.adam.GridAdam` (Kingma and Ba
-    2015; decoupled decay: Loshchilov and Hutter 2019). The kernels read learning rates, step numbers and lists of tiles
-    from device memory, so a captured CUDA graph uses the values of these tensors at the time of its replay.
+    The rule is that of Kingma and Ba 2015 (decoupled decay: Loshchilov and Hutter 2019). The kernels read learning
+    rates, step numbers and lists of tiles from device memory, so a captured CUDA graph uses the values of these tensors
+    at the time of its replay.
 
     Args:
         params: Grids (X, Y, Z, C) float32, contiguous, all on one device.
@@ -58,8 +58,8 @@ def grid_adam_(
         touched: For each grid a table (K, 5) int32 of vertices, as :func:`touched_vertices` writes it for the same
             tiles. With ``skip_untouched``, which it needs, these vertices are updated, and no other gradients are read.
             None reads all gradients to find those that are not zero.
-        channel_rates: For each grid (C,) float32 on its device, contiguous, or None; that they are finite and not
-            negative is not checked.
+        channel_rates: For each grid factors (C,) on the learning rate, float32 on its device, contiguous, or None; that
+            they are finite and not negative is not checked.
         betas: Decay rates of the moments.
         eps: Added to the denominator.
         weight_decay: Decoupled weight decay, as a fraction of the learning rate.

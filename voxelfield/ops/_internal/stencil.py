@@ -1,4 +1,4 @@
-"""Gradients of sampling, added to existing sums; points and gradients of sparse grids."""
+"""The other ops of ``extension/stencil/``: gradients added to existing sums; points and gradients of sparse grids."""
 
 from __future__ import annotations
 
