@@ -176,7 +176,7 @@ def test_a_run_says_what_drawing_from_stored_values_costs(train, scene, device, 
             assert loaded.baking_cost(scene.test, evaluation) == pytest.approx(exact - stored, abs=1e-6)
         (record,) = caplog.records
         assert record.levelno == level
-        assert f"a mean PSNR of {stored:.2f} dB, without them {exact:.2f} dB" in record.message
+        assert f"mean PSNR {stored:.2f} dB drawn from stored values, {exact:.2f} dB without" in record.message
 
     def exhausted(*args, **options):
         raise torch.OutOfMemoryError("CUDA out of memory")
