@@ -110,8 +110,8 @@ class ComponentSettings:
             state.
         after: Names of those that join a step earlier, if they are there. Otherwise the order is that of the names.
         requires: Names of those without which this component is off.
-        excludes: Names of those with which this one does not work, and why, a relative clause such as ``which changes
-            colours``.
+        excludes: Names of those with which this one does not work, and why, a relative clause such as ``which cannot
+            be undone in photographs``.
         scene_options: Options of :func:`voxelfield.load_scene` with which a run loads its training images.
         results: Names of files that the component leaves in the folder of a finished run.
         feature_bytes: Bytes of device memory for each feature of the grids, while the component is on.
