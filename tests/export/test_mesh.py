@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 import warnings
 from pathlib import Path
@@ -383,6 +384,20 @@ def test_nested_boxes_have_surfaces_in_world_units(monkeypatch, number, reach):
     assert (radii(surface.vertices) - radius_at(ball_field()[0], 1.0)).abs().max() < 0.05 * VOXEL
     finest = FieldSurface(model, level=1.0)
     assert len(surface.faces) == pytest.approx(len(finest.faces) / reach**2, rel=0.15)
+
+
+def test_an_export_says_where_a_nested_box_cuts_through_the_surface(caplog):
+    model = Model(*ball_field(BOXES), SAMPLING)
+    FieldSurface(model, level=1.0)
+    assert not caplog.records  # the whole ball is inside
+    (low, (_, y, z)), middle = BOX, float(CENTRE[0])
+    cut = Model(*ball_field(NestedBoxes((low, (middle, y, z)), 3)), SAMPLING)
+    FieldSurface(cut, level=1.0)
+    (record,) = caplog.records
+    assert re.fullmatch(r"box 1 cuts through .* at its faces x\+: --box 2 .*", record.getMessage())
+    caplog.clear()
+    FieldSurface(cut, level=1.0, box=3)
+    assert not caplog.records  # there is no larger box
 
 
 def test_nested_boxes_are_fused_in_world_units():

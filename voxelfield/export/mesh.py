@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.config import BelowOne, Count, Positive
-from voxelfield.export.lattice import BOX, RESOLUTION, Region
+from voxelfield.export.lattice import BOX, RESOLUTION, Lattice, Region
 from voxelfield.export.mesh_file import MESH_SUFFIXES, Mesh, PointCloud, mesh_package, save_mesh, save_points, textured
 from voxelfield.export.registry import ExportFormat, ExportSource, Option
 from voxelfield.export.surfaces import (
@@ -44,6 +45,9 @@ TRUNCATION = 2.0
 
 PAINTING_REACH = 1.5
 """Distance from a surface, in voxels, at which the rays that paint a texture begin."""
+
+# How long the line must be in which a nested box cuts through a surface to be worth a warning, in edges of the box.
+_LEAST_CUT = 0.1
 
 
 class FieldSurface:
@@ -106,6 +110,11 @@ class FieldSurface:
             if level is None:
                 wrong += f", at which {LEVEL_LENGTH:g} voxels absorb half of the light"
             raise ValueError(f"{wrong}: the field is empty, or it needs a lower level or surface tsdf")
+        if model.warp is not None and box < model.warp.count and (faces := self._cut_faces(lattice.enlarged())):
+            logger.warning(
+                "box %d cuts through the surface at its faces %s: --box %d contains more of it, in larger voxels",
+                *(box, ", ".join(faces), box + 1),
+            )
 
     @torch.no_grad()
     def mesh(
@@ -178,6 +187,20 @@ class FieldSurface:
         points, faces = mesh_package("trimesh.sample").sample_surface(mesh, count, seed=seed)
         points, outwards = (torch.from_numpy(np.asarray(each)).float() for each in (points, mesh.face_normals[faces]))
         return PointCloud(points, *self._appearance(points, outwards))
+
+    def _cut_faces(self, lattice: Lattice) -> list[str]:
+        """Returns the faces of the lattice that it was extracted from, such as ``z-``, at which the surface ends."""
+        edges = _trimesh(self.vertices, self.faces).edges_sorted
+        ends = self.vertices[edges[mesh_package("trimesh.grouping").group_rows(edges, require_count=1)]]
+        lengths = (ends[:, 1] - ends[:, 0]).norm(dim=1)
+        steps = torch.tensor(lattice.shape) - 1
+        faces = []
+        for axis, end in itertools.product(range(3), range(2)):
+            at_face = (ends[..., axis] - float(lattice.low[axis] + end * steps[axis] * lattice.spacing[axis])).abs()
+            cut = lengths[(at_face < 0.5 * float(lattice.spacing[axis])).all(dim=1)].sum()
+            if cut >= _LEAST_CUT * float((steps * lattice.spacing).max()):
+                faces.append(f"{'xyz'[axis]}{'-+'[end]}")
+        return faces
 
     def _appearance(self, points: Tensor, outwards: Tensor) -> tuple[Tensor, Tensor]:
         """Returns normals and sRGB colours of points of triangles that face ``outwards``; all of them are (M, 3)."""
