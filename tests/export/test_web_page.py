@@ -74,9 +74,10 @@ def test_a_page_holds_what_is_drawn(tmp_path, monkeypatch, device, inline):
     assert len(list(tmp_path.iterdir())) == (1 if inline else 1 + len(arrays))
     assert arrays["cells"] == occupancy.empty_distance.cpu().numpy().tobytes()
     assert arrays["blocks"] == bricks.blocks.cpu().numpy().tobytes()
-    assert arrays["log_density"] == bricks.log_density.cpu().numpy().tobytes()
+    log_density, values = bricks.unpacked()
+    assert arrays["log_density"] == log_density.cpu().numpy().tobytes()
     for number in range(4):
-        own = bricks.values[..., 4 * number : 4 * number + 4]
+        own = values[..., 4 * number : 4 * number + 4]
         assert arrays[f"values{number}"] == own.cpu().numpy().tobytes()
     text = (tmp_path / "index.html").read_text()
     assert "<title>&lt;/script&gt;</title>" in text
@@ -121,8 +122,8 @@ def test_a_page_without_room_for_two_vertices_per_voxel_has_one(tmp_path, monkey
     monkeypatch.setattr(web_page, "_MAX_MEMORY", whole - 1)
     write(tmp_path, field, occupancy)
     assert "the page has one vertex for each voxel instead of 2" in caplog.text
-    bricks = bake(field, occupancy, 1)
-    assert stored_arrays(tmp_path)["log_density"] == bricks.log_density.numpy().tobytes()
+    log_density, _ = bake(field, occupancy, 1).unpacked()
+    assert stored_arrays(tmp_path)["log_density"] == log_density.numpy().tobytes()
 
 
 def test_the_command_starts_the_page_at_the_scenes_first_camera(tmp_path, caplog):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from voxelfield.fields.decoders import DeferredMLPDecoder
 from voxelfield.fields.field import RadianceField, single_samples
@@ -16,7 +17,6 @@ from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.sparse_grid import BLOCK_CELLS, BLOCK_VERTICES, SparseGrid, overlapping_sums
 from voxelfield.progress import tracked
 from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.rendering.render import MIN_OPACITY
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +29,21 @@ _BLOCKS_AT_ONCE = 1 << 10
 # The ranges of features are taken from at most this many blocks, and only from vertices whose opacity over a step of
 # the lattice exceeds this. Diffuse colours lie between 0 and 1.
 _RANGE_BLOCKS, _RANGE_OPACITY = 1 << 14, 1e-3
-# Densities below exp of this are invisible at any step.
-_LOWEST_LOG_DENSITY = -20.0
+# Codes 0 to 254 of densities stand for these logarithms of the optical thickness between two vertices: less is
+# invisible, and more is opaque. The other code is that of densities that are not finite.
+_LOWEST, _HIGHEST, _CODES = -13.0, 3.0, 255
+_EMPTY = -25.0
+# Differences to both neighbours along an axis by which vertices are corrected, so that straight lines between them lie
+# as far below a curve as above it.
+_CORRECTION = 1 / 20
+# The numbers of vertices with values, along each axis of a block, and the squared error that one of them must save: in
+# steps of 8 bits, weighted by how visible it is, and that of a diffuse colour counted so many times.
+_SIDES, _ERROR, _DIFFUSE = (2, 3, 4, 5, 6, BLOCK_VERTICES), 50.0, 4.0
+_REFITS = 2
+# Vertices that are less visible than this do not widen the range of the values of a block.
+_SHOWN = 1e-3
+# Rows behind all values, so that a kernel may read the eight vertices around any.
+_MARGIN = (BLOCK_VERTICES + 1) * BLOCK_VERTICES + 2
 # The numbers of values of a vertex that the renderer reads.
 _WIDTHS = (8, 16)
 
@@ -39,26 +52,63 @@ _WIDTHS = (8, 16)
 class Bricks:
     """The emission of a field with deferred shading at vertices, in blocks of 8 x 8 x 8 (Hedman et al. 2021, SNeRG).
 
+    Each block has densities at all of its vertices, and values at as many as these need: N x N x N vertices from corner
+    to corner, in 4 bits between a least and a greatest value of the block.
+
     Attributes:
-        log_density: (8 A, 8 B, 8 C) float16, logarithms of densities, per unit in warped coordinates.
-        values: (8 A, 8 B, 8 C, 8 or 16) uint8, diffuse colours and features; 0 to 255 stand for ``low`` to
-            ``low + extent``.
-        low: (V,) float32, for the V values that the field has.
-        extent: (V,) float32.
+        density: (8 A, 8 B, 8 C) uint8, codes of the logarithms of densities, per unit in warped coordinates: 0 to 254
+            stand for ``log_low + code * log_step``, and 255 for a density that is not finite.
+        log_low: The logarithm of density of code 0.
+        log_step: The difference between the logarithms of two codes.
+        values: (M, 4 or 8) uint8, diffuse colours and features of all vertices of a block after another, two in a byte,
+            the first one in its lower bits: 0 to 15 stand for the least to the greatest value of the block.
+        first: (A B C,) int32, the first row of ``values`` of each block of the atlas.
+        side: (A B C,) uint8, N of each block, 2 to 8.
+        ranges: (A B C, 2, 8 or 16) uint8, the least and the greatest values of each block; 0 to 255 stand for ``low``
+            to ``low + extent``.
+        low: (8 or 16,) float32. Values that the field does not have are 0.
+        extent: (8 or 16,) float32.
         blocks: (X, Y, Z) int32, where each block is (:attr:`voxelfield.grids.sparse_grid.SparseGrid.blocks`).
         aabb: (2, 3) float32, the box of the lattice, in warped coordinates.
     """
 
-    log_density: Tensor
+    density: Tensor
+    log_low: float
+    log_step: float
     values: Tensor
+    first: Tensor
+    side: Tensor
+    ranges: Tensor
     low: Tensor
     extent: Tensor
     blocks: Tensor
     aabb: Tensor
 
-    def means(self, sums: Tensor, opacity: Tensor) -> Tensor:
-        """Returns the mean values (..., V) along rays from the sums of stored ones (..., 8 or 16) and opacities."""
-        return self.low + self.extent * sums[..., : len(self.low)] / opacity.clamp(min=MIN_OPACITY)[..., None]
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all that is stored for blocks."""
+        return sum(x.nbytes for x in (self.density, self.values, self.first, self.side, self.ranges))
+
+    def unpacked(self) -> tuple[Tensor, Tensor]:
+        """Returns what is stored for vertices, with the values of blocks with fewer interpolated.
+
+        Returns:
+            Logarithms of densities (8 A, 8 B, 8 C) float16, NaN where a density is not finite, and values
+            (8 A, 8 B, 8 C, 8 or 16) uint8, where 0 to 255 stand for ``low`` to ``low + extent``.
+        """
+        log_density = (self.log_low + self.log_step * self.density).masked_fill(self.density == _CODES, math.nan).half()
+        x, y, z = (size // BLOCK_VERTICES for size in self.density.shape)
+        values = self.ranges.new_zeros(x * y * z, BLOCK_VERTICES**3, len(self.low))
+        for side in _SIDES:
+            spread = _fit_and_spread(side, self.low)[1]
+            rows = torch.arange(side**3, device=self.low.device)
+            for blocks in (self.side == side).nonzero()[:, 0].split(_BLOCKS_AT_ONCE):
+                pairs = self.values[(self.first[blocks].long()[:, None] + rows).clamp(max=len(self.values) - 1)]
+                fractions = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(-2) / 15
+                least, greatest = self.ranges[blocks].float().split(1, dim=1)
+                values[blocks] = (spread @ (least + (greatest - least) * fractions)).round().to(torch.uint8)
+        cubes = values.view(x, y, z, *[BLOCK_VERTICES] * 3, -1).permute(0, 3, 1, 4, 2, 5, 6)
+        return log_density, cubes.reshape(*self.density.shape, -1)
 
 
 def can_bake(field: object) -> bool:
@@ -71,8 +121,8 @@ def bake(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VO
     """Evaluates a field at the vertices of its finest level and halfway between them, in blocks that show something.
 
     Blocks are left out if they have no occupied cell, or if the field has sparse levels but none of these has a block
-    there. Synchronises with the device. A block of 8 x 8 x 8 vertices, which has 3.5 voxels along each axis, takes 9
-    KiB, or 5 with at most eight values. The field must be one that :func:`can_bake`.
+    there. Synchronises with the device. A block of 8 x 8 x 8 vertices, which has 3.5 voxels along each axis, takes
+    512 bytes, and 4 or 8 for each of its 8 to 512 vertices with values. The field must be one that :func:`can_bake`.
     """
     decoder = field.decoder
     assert isinstance(decoder, DeferredMLPDecoder)
@@ -81,17 +131,20 @@ def bake(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VO
     box, low = lattice.aabb, field.grid.aabb[0].double()
 
     def emitted(blocks: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Yields positions (M, 3) of vertices of blocks, their atlas rows (M,), densities (M,) and values (M, V)."""
+        """Yields positions (B, 512, 3) of vertices of blocks, atlas rows, densities (B, 512) and values (B, 512, V)."""
         parts = lattice.vertices(blocks, _BLOCKS_AT_ONCE)
         for vertices, rows in tracked(parts, "baking", -(-len(blocks) // _BLOCKS_AT_ONCE)):
-            positions = (low + voxel * vertices.view(-1, 3)).float()
-            yield positions, rows.view(-1), *field.sample(single_samples(positions), torch.zeros_like(positions))
+            positions = (low + voxel * vertices).float()
+            flat = positions.view(-1, 3)
+            density, emission = field.sample(single_samples(flat), torch.zeros_like(flat))
+            yield positions, rows, density.view(rows.shape), emission.view(*rows.shape, decoder.emitted)
 
     def absorbing(blocks: Tensor) -> Iterator[Tensor]:
         """Yields the values (M, V) of those vertices that show something."""
         for positions, _, density, emission in emitted(blocks):
             opaque = -torch.expm1(-density * voxel.min()) > _RANGE_OPACITY
-            yield emission[opaque & occupancy.contains(positions)]
+            inside = occupancy.contains(positions.view(-1, 3)).view(opaque.shape)
+            yield emission[opaque & inside]
 
     some = torch.linspace(0, lattice.count - 1, min(lattice.count, _RANGE_BLOCKS), device=box.device).long()
     lowest, highest = _ranges(absorbing(some), decoder.emitted, box)
@@ -99,16 +152,123 @@ def bake(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VO
     extent = (highest - lowest).clamp(min=1e-6)
     atlas = lattice.features.shape[:3]
     lattice.features.data = lattice.features.new_empty(0)  # only its tables are needed
+    codes = torch.zeros(atlas, dtype=torch.uint8, device=box.device)
     width = _width(field)
-    log_density = torch.full(atlas, _LOWEST_LOG_DENSITY, dtype=torch.float16, device=box.device)
-    values = torch.zeros(*atlas, width, dtype=torch.uint8, device=box.device)
+    padding = (0, width - decoder.emitted)
+    matrices = {side: _fit_and_spread(side, box) for side in _SIDES}
+    stored, sides, ranges = [], [], []
+    log_step = (_HIGHEST - _LOWEST) / (_CODES - 1)
     for _, rows, density, emission in emitted(torch.arange(lattice.count, device=box.device)):
-        log_density.view(-1)[rows] = density.log().clamp(min=_LOWEST_LOG_DENSITY).half()
-        stored = ((emission - lowest) / extent * 255).round().clamp(0, 255).to(torch.uint8)
-        values.view(-1, width)[rows, : len(lowest)] = stored
-    size = (log_density.nbytes + values.nbytes) / 2**20
-    logger.info("%d blocks of the field's values are stored, %.0f MiB", lattice.count, size)
-    return Bricks(log_density, values, lowest, extent, lattice.blocks, box)
+        thickness = (density * voxel.min()).float()
+        code = (_corrected(thickness.nan_to_num().log().clamp(min=_EMPTY)[..., None])[..., 0] - _LOWEST) / log_step
+        code = code.round().clamp(0, _CODES - 1)
+        codes.view(-1)[rows] = torch.where(thickness.isfinite(), code, _CODES).to(torch.uint8)
+        scaled = F.pad(((emission - lowest) / extent * 255).nan_to_num().clamp(0, 255), padding)
+        quantised = _quantised(_corrected(scaled), _visibility(thickness.nan_to_num()), matrices)
+        for parts, part in zip((stored, sides, ranges), quantised, strict=True):
+            parts.append(part)
+    number = codes.numel() // BLOCK_VERTICES**3
+    side = torch.cat([*sides, box.new_full((number - lattice.count,), _SIDES[0], dtype=torch.uint8)])
+    ends = (side.long() ** 3).cumsum(0)
+    beyond = int(ends[-1]) - sum(map(len, stored)) + _MARGIN
+    stored.append(box.new_zeros((beyond, width // 2), dtype=torch.uint8))
+    ranges.append(box.new_zeros((number - lattice.count, 2, width), dtype=torch.uint8))
+    bricks = Bricks(
+        density=codes,
+        log_low=_LOWEST - math.log(float(voxel.min())),
+        log_step=log_step,
+        values=torch.cat(stored),
+        first=F.pad(ends[:-1], (1, 0)).to(torch.int32),
+        side=side,
+        ranges=torch.cat(ranges),
+        low=F.pad(lowest, padding),
+        extent=F.pad(extent, padding),
+        blocks=lattice.blocks,
+        aabb=box,
+    )
+    logger.info("%d blocks of the field's values are stored, %.0f MiB", lattice.count, bricks.nbytes / 2**20)
+    return bricks
+
+
+def _corrected(values: Tensor) -> Tensor:
+    """Moves values (B, 512, V) of blocks against their curvature.
+
+    Between vertices, values of a curve are interpolated along its chords, all of which lie on the same side of it.
+    Along the axis that crosses a face, vertices on the face stay, so that neighbouring blocks agree on them.
+    """
+    cubes = values.view(-1, *[BLOCK_VERTICES] * 3, values.shape[-1])
+    result = cubes.clone()
+    for axis in (1, 2, 3):
+        begin, middle, end = (cubes.narrow(axis, first, BLOCK_VERTICES - 2) for first in range(3))
+        result.narrow(axis, 1, BLOCK_VERTICES - 2).sub_(begin - 2 * middle + end, alpha=_CORRECTION)
+    return result.view(values.shape)
+
+
+def _visibility(thickness: Tensor) -> Tensor:
+    """Estimates how much of a vertex images may show from optical thicknesses (B, 512) between neighbours in blocks.
+
+    That is the largest opacity around a vertex, times the light that passes the least opaque of its neighbours.
+    """
+    blocks = thickness.view(-1, 1, *[BLOCK_VERTICES] * 3)
+    around = F.max_pool3d(blocks, 3, stride=1, padding=1)
+    # What is beyond the faces of a block may be empty.
+    least = -F.max_pool3d(F.pad(-blocks, [1] * 6), 3, stride=1)
+    return (-torch.expm1(-around) * torch.exp(-least)).view(thickness.shape)
+
+
+def _fit_and_spread(side: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the matrices between values at the 512 vertices of a block and at fewer, from corner to corner.
+
+    Returns:
+        (side^3, 512), the least squares fit, and (512, side^3), the interpolation; on the device of ``like``, float32.
+    """
+    places = torch.linspace(0, side - 1, BLOCK_VERTICES, dtype=torch.float64)
+    along = (1 - (places[:, None] - torch.arange(side)).abs()).clamp(min=0)
+    fit, spread = (torch.kron(torch.kron(x, x), x).to(like) for x in (torch.linalg.pinv(along), along))
+    return fit, spread
+
+
+def _quantised(
+    values: Tensor, weights: Tensor, matrices: Mapping[int, tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Stores the values of each block at as few vertices as their errors allow, in 4 bits.
+
+    Args:
+        values: (B, 512, V) float32, 0 to 255.
+        weights: (B, 512) float32, 0 to 1, how much the errors of vertices count.
+        matrices: What :func:`_fit_and_spread` returns for each number of vertices along an axis that a block may have.
+
+    Returns:
+        ``values`` and, for each block, ``side`` and ``ranges``, as in :class:`Bricks`.
+    """
+    weights = weights[..., None]
+    important = weights * torch.where(torch.arange(values.shape[-1], device=values.device) < 3, _DIFFUSE, 1.0)
+    codes, limits, costs = [], [], []
+    for side, (fit, spread) in matrices.items():
+        few, shown = values, weights > _SHOWN
+        if side < BLOCK_VERTICES:
+            few, shown = fit @ values, torch.ones_like(weights[:, :1], dtype=torch.bool)
+            for _ in range(_REFITS):
+                # Vertices that no image shows are free, and take what fits the others.
+                few = fit @ torch.lerp(spread @ few, values, weights)
+        least = torch.where(shown, few, 255.0).amin(dim=1, keepdim=True).clamp(0, 255).floor()
+        greatest = torch.where(shown, few, 0.0).amax(dim=1, keepdim=True).clamp(0, 255).ceil().maximum(least)
+        code = ((few - least) / (greatest - least).clamp(min=1) * 15).round().clamp(0, 15)
+        result = least + (greatest - least) / 15 * code
+        result = result if side == BLOCK_VERTICES else spread @ result
+        codes.append((code[..., 0::2] + 16 * code[..., 1::2]).to(torch.uint8))
+        limits.append(torch.cat((least, greatest), dim=1).to(torch.uint8))
+        costs.append(((result - values).square() * important).sum(dim=(1, 2)) + _ERROR * side**3)
+    chosen = torch.stack(costs).argmin(dim=0)
+    side = torch.tensor(list(matrices), device=values.device)[chosen]
+    ends = (side**3).cumsum(0)
+    stored = codes[0].new_empty((int(ends[-1]), codes[0].shape[-1]))
+    for number, count in enumerate(matrices):
+        own = (chosen == number).nonzero()[:, 0]
+        rows = (ends - side**3)[own, None] + torch.arange(count**3, device=values.device)
+        stored[rows] = codes[number][own]
+    ranges = torch.stack(limits)[chosen, torch.arange(len(chosen), device=values.device)]
+    return stored, side.to(torch.uint8), ranges
 
 
 def lattice_spacing(field: RadianceField) -> float:
@@ -117,13 +277,13 @@ def lattice_spacing(field: RadianceField) -> float:
 
 
 def stored_bytes(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VOXEL) -> int:
-    """Returns the bytes of the blocks that :func:`bake` would store, without evaluating the field; synchronises."""
+    """Returns the bytes of the blocks of :meth:`Bricks.unpacked`, without evaluating the field; synchronises."""
     blocks = int(_blocks_with_content(_lattice(field, per_voxel)[0], field, occupancy).sum())
     return blocks * BLOCK_VERTICES**3 * (2 + _width(field))
 
 
 def _width(field: RadianceField) -> int:
-    """Returns the number of values that are stored for each vertex."""
+    """Returns the number of values that are stored for a vertex."""
     assert isinstance(field.decoder, DeferredMLPDecoder)
     return next(width for width in _WIDTHS if width >= field.decoder.emitted)
 
