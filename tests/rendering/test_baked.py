@@ -137,7 +137,7 @@ def test_blocks_have_as_many_vertices_as_their_values_need(device):
     bent = (place[:, :1] - 3.5).square().mul(15).expand(1, -1, 16)
     values, weights = torch.cat((straight, rough, rough, bent)), torch.ones(4, 512, device=device)
     weights[2] = 0  # no image shows it
-    stored, side, ranges = storing._quantised(
+    stored, side, ranges = storing._at_few_vertices(
         values, weights, {side: storing._fit_and_spread(side, values) for side in storing._SIDES}
     )
     assert side.tolist()[:3] == [2, 8, 2]

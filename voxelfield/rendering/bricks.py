@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,17 +30,18 @@ _BLOCKS_AT_ONCE = 1 << 10
 # The ranges of features are taken from at most this many blocks, and only from vertices whose opacity over a step of
 # the lattice exceeds this. Diffuse colours lie between 0 and 1.
 _RANGE_BLOCKS, _RANGE_OPACITY = 1 << 14, 1e-3
-# Codes 0 to 254 of densities stand for these logarithms of the optical thickness between two vertices: less is
-# invisible, and more is opaque. The other code is that of densities that are not finite.
-_LOWEST, _HIGHEST, _CODES = -13.0, 3.0, 255
-_EMPTY = -25.0
+# Codes 0 to 254 of densities stand for logarithms of the optical thickness between two vertices from -13, which is
+# invisible, to 3, which is opaque. The other code is that of densities that are not finite.
+_LOWEST, _LOG_STEP, _CODES = -13.0, 16 / 254, 255
+_EMPTY = -25.0  # the logarithm for densities of zero
 # Differences to both neighbours along an axis by which vertices are corrected, so that straight lines between them lie
 # as far below a curve as above it.
 _CORRECTION = 1 / 20
 # The numbers of vertices with values, along each axis of a block, and the squared error that one of them must save: in
 # steps of 8 bits, weighted by how visible it is, and that of a diffuse colour counted so many times.
-_SIDES, _ERROR, _DIFFUSE = (2, 3, 4, 5, 6, BLOCK_VERTICES), 50.0, 4.0
-_REFITS = 2
+_SIDES, _ERROR, _DIFFUSE = (2, 3, 4, 5, 6, BLOCK_VERTICES), 100.0, 4.0
+# Points in each cell at which fewer vertices are fitted, and how often they are fitted again to what images show.
+_POINTS, _REFITS = 4, 1
 # Vertices that are less visible than this do not widen the range of the values of a block.
 _SHOWN = 1e-3
 # Rows behind all values, so that a kernel may read the eight vertices around any.
@@ -152,42 +154,60 @@ def bake(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VO
     extent = (highest - lowest).clamp(min=1e-6)
     atlas = lattice.features.shape[:3]
     lattice.features.data = lattice.features.new_empty(0)  # only its tables are needed
-    codes = torch.zeros(atlas, dtype=torch.uint8, device=box.device)
-    width = _width(field)
-    padding = (0, width - decoder.emitted)
-    matrices = {side: _fit_and_spread(side, box) for side in _SIDES}
-    stored, sides, ranges = [], [], []
-    log_step = (_HIGHEST - _LOWEST) / (_CODES - 1)
-    for _, rows, density, emission in emitted(torch.arange(lattice.count, device=box.device)):
-        thickness = (density * voxel.min()).float()
-        code = (_corrected(thickness.nan_to_num().log().clamp(min=_EMPTY)[..., None])[..., 0] - _LOWEST) / log_step
-        code = code.round().clamp(0, _CODES - 1)
-        codes.view(-1)[rows] = torch.where(thickness.isfinite(), code, _CODES).to(torch.uint8)
-        scaled = F.pad(((emission - lowest) / extent * 255).nan_to_num().clamp(0, 255), padding)
-        quantised = _quantised(_corrected(scaled), _visibility(thickness.nan_to_num()), matrices)
-        for parts, part in zip((stored, sides, ranges), quantised, strict=True):
-            parts.append(part)
-    number = codes.numel() // BLOCK_VERTICES**3
-    side = torch.cat([*sides, box.new_full((number - lattice.count,), _SIDES[0], dtype=torch.uint8)])
-    ends = (side.long() ** 3).cumsum(0)
-    beyond = int(ends[-1]) - sum(map(len, stored)) + _MARGIN
-    stored.append(box.new_zeros((beyond, width // 2), dtype=torch.uint8))
-    ranges.append(box.new_zeros((number - lattice.count, 2, width), dtype=torch.uint8))
+    padding = (0, _width(field) - decoder.emitted)
+    lowest, extent = F.pad(lowest, padding), F.pad(extent, padding, value=1.0)
+
+    def scaled() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yields atlas rows (B, 512), optical thicknesses between vertices (B, 512) and values (B, 512, 8 or 16)."""
+        for _, rows, density, emission in emitted(torch.arange(lattice.count, device=box.device)):
+            values = (F.pad(emission, padding) - lowest) / extent * 255
+            yield rows, density * voxel.min(), values.nan_to_num().clamp(0, 255)
+
     bricks = Bricks(
-        density=codes,
+        **_quantised(scaled(), atlas, lowest),
         log_low=_LOWEST - math.log(float(voxel.min())),
-        log_step=log_step,
-        values=torch.cat(stored),
-        first=F.pad(ends[:-1], (1, 0)).to(torch.int32),
-        side=side,
-        ranges=torch.cat(ranges),
-        low=F.pad(lowest, padding),
-        extent=F.pad(extent, padding),
+        log_step=_LOG_STEP,
+        low=lowest,
+        extent=extent,
         blocks=lattice.blocks,
         aabb=box,
     )
     logger.info("%d blocks of the field's values are stored, %.0f MiB", lattice.count, bricks.nbytes / 2**20)
     return bricks
+
+
+def _quantised(parts: Iterable[tuple[Tensor, Tensor, Tensor]], atlas: Sequence[int], low: Tensor) -> dict[str, Any]:
+    """Stores what some vertices of an atlas emit.
+
+    Args:
+        parts: Atlas rows (B, 512) of all vertices of blocks, in the order of the atlas, optical thicknesses between
+            vertices (B, 512), and values (B, 512, V) from 0 to 255.
+        atlas: Numbers of vertices along x, y and z.
+        low: (V,), on the device of the result.
+
+    Returns:
+        ``density``, ``values``, ``first``, ``side`` and ``ranges`` of :class:`Bricks`.
+    """
+    number, device = math.prod(atlas) // BLOCK_VERTICES**3, low.device
+    density = torch.zeros(tuple(atlas), dtype=torch.uint8, device=device)
+    side = torch.full((number,), _SIDES[0], dtype=torch.uint8, device=device)
+    ranges = torch.zeros(number, 2, len(low), dtype=torch.uint8, device=device)
+    matrices = {count: _fit_and_spread(count, low) for count in _SIDES}
+    rows_of_values, done = [], 0
+    for rows, thickness, values in parts:
+        finite, own = thickness.isfinite(), slice(done, done + len(rows))
+        thickness, done = thickness.float().nan_to_num(), own.stop
+        log = _corrected(thickness.log().clamp(min=_EMPTY)[..., None])[..., 0]
+        code = ((log - _LOWEST) / _LOG_STEP).round().clamp(0, _CODES - 1)
+        density.view(-1)[rows] = torch.where(finite, code, _CODES).to(torch.uint8)
+        stored, side[own], ranges[own] = _at_few_vertices(_corrected(values), _visibility(thickness), matrices)
+        rows_of_values.append(stored)
+    ends = (side.long() ** 3).cumsum(0)
+    # Those of the places in the atlas that are left over, and some more, so that eight around any may be read.
+    beyond = int(ends[-1] - (side[:done].long() ** 3).sum()) + _MARGIN
+    rows_of_values.append(ranges.new_zeros(beyond, len(low) // 2))
+    first = F.pad(ends[:-1], (1, 0)).to(torch.int32)
+    return {"density": density, "values": torch.cat(rows_of_values), "first": first, "side": side, "ranges": ranges}
 
 
 def _corrected(values: Tensor) -> Tensor:
@@ -222,13 +242,20 @@ def _fit_and_spread(side: int, like: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         (side^3, 512), the least squares fit, and (512, side^3), the interpolation; on the device of ``like``, float32.
     """
-    places = torch.linspace(0, side - 1, BLOCK_VERTICES, dtype=torch.float64)
-    along = (1 - (places[:, None] - torch.arange(side)).abs()).clamp(min=0)
-    fit, spread = (torch.kron(torch.kron(x, x), x).to(like) for x in (torch.linalg.pinv(along), along))
-    return fit, spread
+
+    def along(count: int, vertices: int) -> Tensor:
+        """Returns the weights (count, vertices) of vertices at points along an axis, both from face to face."""
+        places = torch.linspace(0, vertices - 1, count, dtype=torch.float64)
+        return (1 - (places[:, None] - torch.arange(vertices)).abs()).clamp(min=0)
+
+    # The fit is to the function between the 512 vertices too, which the fewer ones do not divide.
+    points = _POINTS * BLOCK_CELLS + 1
+    fit = torch.linalg.lstsq(along(points, side), along(points, BLOCK_VERTICES)).solution
+    whole = [torch.kron(torch.kron(x, x), x).to(like) for x in (fit, along(BLOCK_VERTICES, side))]
+    return whole[0], whole[1]
 
 
-def _quantised(
+def _at_few_vertices(
     values: Tensor, weights: Tensor, matrices: Mapping[int, tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Stores the values of each block at as few vertices as their errors allow, in 4 bits.
@@ -241,34 +268,41 @@ def _quantised(
     Returns:
         ``values`` and, for each block, ``side`` and ``ranges``, as in :class:`Bricks`.
     """
-    weights = weights[..., None]
-    important = weights * torch.where(torch.arange(values.shape[-1], device=values.device) < 3, _DIFFUSE, 1.0)
-    codes, limits, costs = [], [], []
+    important = weights[..., None] * torch.where(
+        torch.arange(values.shape[-1], device=values.device) < 3, _DIFFUSE, 1.0
+    )
+    least_cost = values.new_full((len(values),), math.inf)
+    chosen = torch.zeros_like(least_cost, dtype=torch.int64)
+    ranges = values.new_zeros(len(values), 2, values.shape[-1], dtype=torch.uint8)
+    candidates, left = [], torch.arange(len(values), device=values.device)
     for side, (fit, spread) in matrices.items():
-        few, shown = values, weights > _SHOWN
+        wanted, weight = values[left], weights[left, :, None]
+        few, shown = wanted, weight > _SHOWN
         if side < BLOCK_VERTICES:
-            few, shown = fit @ values, torch.ones_like(weights[:, :1], dtype=torch.bool)
+            few, shown = fit @ wanted, torch.ones_like(shown[:, :1])
             for _ in range(_REFITS):
                 # Vertices that no image shows are free, and take what fits the others.
-                few = fit @ torch.lerp(spread @ few, values, weights)
+                few = fit @ torch.lerp(spread @ few, wanted, weight)
         least = torch.where(shown, few, 255.0).amin(dim=1, keepdim=True).clamp(0, 255).floor()
         greatest = torch.where(shown, few, 0.0).amax(dim=1, keepdim=True).clamp(0, 255).ceil().maximum(least)
         code = ((few - least) / (greatest - least).clamp(min=1) * 15).round().clamp(0, 15)
         result = least + (greatest - least) / 15 * code
         result = result if side == BLOCK_VERTICES else spread @ result
-        codes.append((code[..., 0::2] + 16 * code[..., 1::2]).to(torch.uint8))
-        limits.append(torch.cat((least, greatest), dim=1).to(torch.uint8))
-        costs.append(((result - values).square() * important).sum(dim=(1, 2)) + _ERROR * side**3)
-    chosen = torch.stack(costs).argmin(dim=0)
-    side = torch.tensor(list(matrices), device=values.device)[chosen]
-    ends = (side**3).cumsum(0)
-    stored = codes[0].new_empty((int(ends[-1]), codes[0].shape[-1]))
-    for number, count in enumerate(matrices):
-        own = (chosen == number).nonzero()[:, 0]
-        rows = (ends - side**3)[own, None] + torch.arange(count**3, device=values.device)
-        stored[rows] = codes[number][own]
-    ranges = torch.stack(limits)[chosen, torch.arange(len(chosen), device=values.device)]
-    return stored, side.to(torch.uint8), ranges
+        error = ((result - wanted).square() * important[left]).sum(dim=(1, 2))
+        better = error + _ERROR * side**3 < least_cost[left]
+        chosen[left[better]] = side
+        least_cost[left[better]] = (error + _ERROR * side**3)[better]
+        ranges[left[better]] = torch.cat((least, greatest), dim=1)[better].to(torch.uint8)
+        candidates.append((side, left, (code[..., 0::2] + 16 * code[..., 1::2]).to(torch.uint8)))
+        # More vertices cannot save more than the whole error.
+        left = left[least_cost[left] > _ERROR * (side + 1) ** 3]
+    ends = (chosen**3).cumsum(0)
+    stored = candidates[0][2].new_empty((int((chosen**3).sum()), values.shape[-1] // 2))
+    for side, blocks, codes in candidates:
+        own = chosen[blocks] == side
+        rows = (ends - chosen**3)[blocks[own], None] + torch.arange(side**3, device=values.device)
+        stored[rows] = codes[own]
+    return stored, chosen.to(torch.uint8), ranges
 
 
 def lattice_spacing(field: RadianceField) -> float:
