@@ -74,8 +74,7 @@ class Stored(Field):
 
 def stored_tensors(field: RadianceField, bricks: Bricks) -> dict[str, object]:
     """The arguments of the op that describe a field in one box."""
-    names = ("density", "log_low", "log_step", "values", "first", "side", "ranges", "low", "extent", "blocks", "aabb")
-    return {name: getattr(bricks, name) for name in names} | {
+    return vars(bricks) | {
         "clip": field.grid.aabb,
         "background": torch.ones(3, device=field.aabb.device),
         "degree": field.decoder.view_degree,

@@ -284,17 +284,7 @@ class BakedImages(ImageBackend):
             render_baked_image,
             source,
             shaded,
-            density=bricks.density,
-            log_low=bricks.log_low,
-            log_step=bricks.log_step,
-            values=bricks.values,
-            first=bricks.first,
-            side=bricks.side,
-            ranges=bricks.ranges,
-            low=bricks.low,
-            extent=bricks.extent,
-            blocks=bricks.blocks,
-            aabb=bricks.aabb,
+            **vars(bricks),
             background=background,
             degree=decoder.view_degree,
             clip=field.grid.aabb if field.warp is None else None,
@@ -303,15 +293,9 @@ class BakedImages(ImageBackend):
 
 
 def shading_columns(decoder: DeferredMLPDecoder, first: Tensor, values: int) -> Tensor:
-    """Returns the first matrix of a colour network for the inputs that kernels give it.
+    """Returns the first matrix of a decoder's colour network for inputs that kernels write, (width, values + 16).
 
-    Args:
-        decoder: The decoder.
-        first: (width, emitted + (view_degree + 1)^2), its first matrix.
-        values: The number of stored values, at least ``decoder.emitted``.
-
-    Returns:
-        (width, values + 16), with zeros for values and harmonics that the decoder does not have.
+    The columns of values and harmonics that the decoder does not have are zeros.
     """
     own, harmonics = first.split((decoder.emitted, first.shape[1] - decoder.emitted), dim=1)
     bases = (constants.MAX_DEGREE + 1) ** 2

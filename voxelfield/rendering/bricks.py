@@ -40,14 +40,12 @@ _CORRECTION = 1 / 20
 # The numbers of vertices with values, along each axis of a block, and the squared error that one of them must save: in
 # steps of 8 bits, weighted by how visible it is, and that of a diffuse colour counted so many times.
 _SIDES, _ERROR, _DIFFUSE = (2, 3, 4, 5, 6, BLOCK_VERTICES), 100.0, 4.0
-# Points in each cell at which fewer vertices are fitted, and how often they are fitted again to what images show.
-_POINTS, _REFITS = 4, 1
-# Vertices that are less visible than this do not widen the range of the values of a block.
-_SHOWN = 1e-3
 # Rows behind all values, so that a kernel may read the eight vertices around any.
 _MARGIN = (BLOCK_VERTICES + 1) * BLOCK_VERTICES + 2
 # The numbers of values of a vertex that the renderer reads.
 _WIDTHS = (8, 16)
+
+_Matrices = Mapping[int, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +58,6 @@ class Bricks:
     Attributes:
         density: (8 A, 8 B, 8 C) uint8, codes of the logarithms of densities, per unit in warped coordinates: 0 to 254
             stand for ``log_low + code * log_step``, and 255 for a density that is not finite.
-        log_low: The logarithm of density of code 0.
-        log_step: The difference between the logarithms of two codes.
         values: (M, 4 or 8) uint8, diffuse colours and features of all vertices of a block after another, two in a byte,
             the first one in its lower bits: 0 to 15 stand for the least to the greatest value of the block.
         first: (A B C,) int32, the first row of ``values`` of each block of the atlas.
@@ -72,11 +68,11 @@ class Bricks:
         extent: (8 or 16,) float32.
         blocks: (X, Y, Z) int32, where each block is (:attr:`voxelfield.grids.sparse_grid.SparseGrid.blocks`).
         aabb: (2, 3) float32, the box of the lattice, in warped coordinates.
+        log_low: The logarithm of density of code 0.
+        log_step: The difference between the logarithms of two codes.
     """
 
     density: Tensor
-    log_low: float
-    log_step: float
     values: Tensor
     first: Tensor
     side: Tensor
@@ -85,11 +81,8 @@ class Bricks:
     extent: Tensor
     blocks: Tensor
     aabb: Tensor
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all that is stored for blocks."""
-        return sum(x.nbytes for x in (self.density, self.values, self.first, self.side, self.ranges))
+    log_low: float
+    log_step: float = _LOG_STEP
 
     def unpacked(self) -> tuple[Tensor, Tensor]:
         """Returns what is stored for vertices, with the values of blocks with fewer interpolated.
@@ -105,7 +98,7 @@ class Bricks:
             spread = _fit_and_spread(side, self.low)[1]
             rows = torch.arange(side**3, device=self.low.device)
             for blocks in (self.side == side).nonzero()[:, 0].split(_BLOCKS_AT_ONCE):
-                pairs = self.values[(self.first[blocks].long()[:, None] + rows).clamp(max=len(self.values) - 1)]
+                pairs = self.values[self.first[blocks].long()[:, None] + rows]
                 fractions = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(-2) / 15
                 least, greatest = self.ranges[blocks].float().split(1, dim=1)
                 values[blocks] = (spread @ (least + (greatest - least) * fractions)).round().to(torch.uint8)
@@ -163,17 +156,11 @@ def bake(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VO
             values = (F.pad(emission, padding) - lowest) / extent * 255
             yield rows, density * voxel.min(), values.nan_to_num().clamp(0, 255)
 
-    bricks = Bricks(
-        **_quantised(scaled(), atlas, lowest),
-        log_low=_LOWEST - math.log(float(voxel.min())),
-        log_step=_LOG_STEP,
-        low=lowest,
-        extent=extent,
-        blocks=lattice.blocks,
-        aabb=box,
-    )
-    logger.info("%d blocks of the field's values are stored, %.0f MiB", lattice.count, bricks.nbytes / 2**20)
-    return bricks
+    stored = _quantised(scaled(), atlas, lowest)
+    size = sum(tensor.nbytes for tensor in stored.values()) / 2**20
+    logger.info("%d blocks of the field's values are stored, %.0f MiB", lattice.count, size)
+    log_low = _LOWEST - math.log(float(voxel.min()))
+    return Bricks(**stored, log_low=log_low, low=lowest, extent=extent, blocks=lattice.blocks, aabb=box)
 
 
 def _quantised(parts: Iterable[tuple[Tensor, Tensor, Tensor]], atlas: Sequence[int], low: Tensor) -> dict[str, Any]:
@@ -188,10 +175,9 @@ def _quantised(parts: Iterable[tuple[Tensor, Tensor, Tensor]], atlas: Sequence[i
     Returns:
         ``density``, ``values``, ``first``, ``side`` and ``ranges`` of :class:`Bricks`.
     """
-    number, device = math.prod(atlas) // BLOCK_VERTICES**3, low.device
-    density = torch.zeros(tuple(atlas), dtype=torch.uint8, device=device)
-    side = torch.full((number,), _SIDES[0], dtype=torch.uint8, device=device)
-    ranges = torch.zeros(number, 2, len(low), dtype=torch.uint8, device=device)
+    density = torch.zeros(tuple(atlas), dtype=torch.uint8, device=low.device)
+    first = torch.zeros(density.numel() // BLOCK_VERTICES**3, dtype=torch.int32, device=low.device)
+    side, ranges = density.new_full(first.shape, _SIDES[0]), density.new_zeros(*first.shape, 2, len(low))
     matrices = {count: _fit_and_spread(count, low) for count in _SIDES}
     rows_of_values, done = [], 0
     for rows, thickness, values in parts:
@@ -202,11 +188,9 @@ def _quantised(parts: Iterable[tuple[Tensor, Tensor, Tensor]], atlas: Sequence[i
         density.view(-1)[rows] = torch.where(finite, code, _CODES).to(torch.uint8)
         stored, side[own], ranges[own] = _at_few_vertices(_corrected(values), _visibility(thickness), matrices)
         rows_of_values.append(stored)
-    ends = (side.long() ** 3).cumsum(0)
-    # Those of the places in the atlas that are left over, and some more, so that eight around any may be read.
-    beyond = int(ends[-1] - (side[:done].long() ** 3).sum()) + _MARGIN
-    rows_of_values.append(ranges.new_zeros(beyond, len(low) // 2))
-    first = F.pad(ends[:-1], (1, 0)).to(torch.int32)
+    counts = side[:done].long() ** 3
+    first[:done] = counts.cumsum(0) - counts
+    rows_of_values.append(density.new_zeros(_MARGIN, len(low) // 2))
     return {"density": density, "values": torch.cat(rows_of_values), "first": first, "side": side, "ranges": ranges}
 
 
@@ -249,15 +233,13 @@ def _fit_and_spread(side: int, like: Tensor) -> tuple[Tensor, Tensor]:
         return (1 - (places[:, None] - torch.arange(vertices)).abs()).clamp(min=0)
 
     # The fit is to the function between the 512 vertices too, which the fewer ones do not divide.
-    points = _POINTS * BLOCK_CELLS + 1
+    points = 4 * BLOCK_CELLS + 1
     fit = torch.linalg.lstsq(along(points, side), along(points, BLOCK_VERTICES)).solution
-    whole = [torch.kron(torch.kron(x, x), x).to(like) for x in (fit, along(BLOCK_VERTICES, side))]
-    return whole[0], whole[1]
+    fits, spreads = (torch.kron(torch.kron(x, x), x).to(like) for x in (fit, along(BLOCK_VERTICES, side)))
+    return fits, spreads
 
 
-def _at_few_vertices(
-    values: Tensor, weights: Tensor, matrices: Mapping[int, tuple[Tensor, Tensor]]
-) -> tuple[Tensor, Tensor, Tensor]:
+def _at_few_vertices(values: Tensor, weights: Tensor, matrices: _Matrices) -> tuple[Tensor, Tensor, Tensor]:
     """Stores the values of each block at as few vertices as their errors allow, in 4 bits.
 
     Args:
@@ -268,40 +250,30 @@ def _at_few_vertices(
     Returns:
         ``values`` and, for each block, ``side`` and ``ranges``, as in :class:`Bricks`.
     """
-    important = weights[..., None] * torch.where(
-        torch.arange(values.shape[-1], device=values.device) < 3, _DIFFUSE, 1.0
-    )
+    important = weights[..., None] * F.pad(values.new_full((3,), _DIFFUSE), (0, values.shape[-1] - 3), value=1.0)
     least_cost = values.new_full((len(values),), math.inf)
     chosen = torch.zeros_like(least_cost, dtype=torch.int64)
     ranges = values.new_zeros(len(values), 2, values.shape[-1], dtype=torch.uint8)
     candidates, left = [], torch.arange(len(values), device=values.device)
     for side, (fit, spread) in matrices.items():
-        wanted, weight = values[left], weights[left, :, None]
-        few, shown = wanted, weight > _SHOWN
-        if side < BLOCK_VERTICES:
-            few, shown = fit @ wanted, torch.ones_like(shown[:, :1])
-            for _ in range(_REFITS):
-                # Vertices that no image shows are free, and take what fits the others.
-                few = fit @ torch.lerp(spread @ few, wanted, weight)
-        least = torch.where(shown, few, 255.0).amin(dim=1, keepdim=True).clamp(0, 255).floor()
-        greatest = torch.where(shown, few, 0.0).amax(dim=1, keepdim=True).clamp(0, 255).ceil().maximum(least)
+        few = fit @ values[left]
+        least = few.amin(dim=1, keepdim=True).clamp(0, 255).floor()
+        greatest = few.amax(dim=1, keepdim=True).clamp(0, 255).ceil().maximum(least)
         code = ((few - least) / (greatest - least).clamp(min=1) * 15).round().clamp(0, 15)
-        result = least + (greatest - least) / 15 * code
-        result = result if side == BLOCK_VERTICES else spread @ result
-        error = ((result - wanted).square() * important[left]).sum(dim=(1, 2))
-        better = error + _ERROR * side**3 < least_cost[left]
-        chosen[left[better]] = side
-        least_cost[left[better]] = (error + _ERROR * side**3)[better]
-        ranges[left[better]] = torch.cat((least, greatest), dim=1)[better].to(torch.uint8)
+        result = spread @ (least + (greatest - least) / 15 * code)
+        cost = _ERROR * side**3 + ((result - values[left]).square() * important[left]).sum(dim=(1, 2))
+        better = cost < least_cost[left]
+        own = left[better]
+        chosen[own], least_cost[own] = side, cost[better]
+        ranges[own] = torch.cat((least, greatest), dim=1)[better].to(torch.uint8)
         candidates.append((side, left, (code[..., 0::2] + 16 * code[..., 1::2]).to(torch.uint8)))
         # More vertices cannot save more than the whole error.
         left = left[least_cost[left] > _ERROR * (side + 1) ** 3]
-    ends = (chosen**3).cumsum(0)
-    stored = candidates[0][2].new_empty((int((chosen**3).sum()), values.shape[-1] // 2))
+    first = (chosen**3).cumsum(0) - chosen**3
+    stored = ranges.new_empty((int((chosen**3).sum()), values.shape[-1] // 2))
     for side, blocks, codes in candidates:
         own = chosen[blocks] == side
-        rows = (ends - chosen**3)[blocks[own], None] + torch.arange(side**3, device=values.device)
-        stored[rows] = codes[own]
+        stored[first[blocks[own], None] + torch.arange(side**3, device=values.device)] = codes[own]
     return stored, chosen.to(torch.uint8), ranges
 
 
