@@ -238,9 +238,10 @@ def test_a_browser_draws_the_images_of_the_backend(browser, tmp_path, warp, geom
         view = renderer.view(CAMERAS, camera)
         assert 0.2 < view.opacity.mean() < 0.95, "the test shows nothing"
         error = drawn(browser, camera) - view.rgb.clamp(0, 1)
-        # Colours are rounded to 8 bits. A sample on the border of a cell may also round to its other side.
+        # Values of vertices and colours are rounded to 8 bits. A sample on the border of a cell may also round to its
+        # other side.
         assert error.square().mean() < 10**-5
-        assert error.abs().quantile(0.99) < 0.6 / 255
+        assert error.abs().quantile(0.99) < 1.1 / 255
     assert browser.complaints() == []
     assert browser.requested() == {address}
 

@@ -278,7 +278,7 @@ class BakedImages(ImageBackend):
                 specular = inputs.new_zeros(len(inputs), 3)
                 for part in shown.split(_PIXELS_AT_ONCE):
                     specular[part] = ops.mlp(inputs[part], weights)
-            return View(torch.addcmul(rgb, opacity[..., None], specular.view_as(rgb)), opacity, depth)
+            return View(torch.addcmul(rgb, opacity[..., None], specular.view_as(rgb).float()), opacity, depth)
 
         return _one_kernel(
             render_baked_image,
