@@ -124,7 +124,7 @@ def test_vertices_store_what_the_field_emits_there(device, warp, monkeypatch):
     density, values = field.sample(samples, normalize(torch.randn_like(vertices), dim=-1))
     own_density, own_values = stored.sample(samples, torch.zeros_like(vertices))
     # Half a step of 254 of logarithms, read up to 1/1024 of a voxel beside the faces of blocks.
-    torch.testing.assert_close(own_density.log(), density.log(), atol=0.05, rtol=0)
+    torch.testing.assert_close(own_density.log(), density.log(), atol=0.06, rtol=0)
     # Values beyond those of vertices that absorb light are not needed.
     low, extent = (x[: values.shape[1]] for x in (bricks.low, bricks.extent))
     shown = values.clamp(low, low + extent)

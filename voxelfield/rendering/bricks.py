@@ -30,9 +30,9 @@ _BLOCKS_AT_ONCE = 1 << 10
 # The ranges of features are taken from at most this many blocks, and only from vertices whose opacity over a step of
 # the lattice exceeds this. Diffuse colours lie between 0 and 1.
 _RANGE_BLOCKS, _RANGE_OPACITY = 1 << 14, 1e-3
-# Codes 0 to 254 of densities stand for logarithms of the optical thickness between two vertices from -13, which is
-# invisible, to 3, which is opaque. The other code is that of densities that are not finite.
-_LOWEST, _LOG_STEP, _CODES = -13.0, 16 / 254, 255
+# Codes 0 to 254 of densities stand for logarithms of the optical thickness between two vertices from -16, which even
+# thousands of samples do not show, to 3, which is opaque. The other code is that of densities that are not finite.
+_LOWEST, _LOG_STEP, _CODES = -16.0, 19 / 254, 255
 _EMPTY = -25.0  # the logarithm for densities of zero
 # Differences to both neighbours along an axis by which vertices are corrected, so that straight lines between them lie
 # as far below a curve as above it.
