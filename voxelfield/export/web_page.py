@@ -22,7 +22,7 @@ from voxelfield.files import MARK, atomic_write, is_replaceable
 from voxelfield.grids.sparse_grid import BLOCK_CELLS
 from voxelfield.media.html import page_template
 from voxelfield.models.model import Model
-from voxelfield.rendering.backends import BakedImages, fastest_backend
+from voxelfield.rendering.backends import BakedImages, fastest_backend, shading_columns
 from voxelfield.rendering.bricks import PER_VOXEL, Bricks, bake, can_bake, stored_bytes
 from voxelfield.rendering.cameras import Cameras, check_not_empty
 from voxelfield.rendering.paths import upright_axes
@@ -162,13 +162,14 @@ def _check_size(textures: list[_Texture], blocks: int) -> None:
 
 def _textures(model: Model, bricks: Bricks) -> list[_Texture]:
     """Returns all that the shader reads, in its names and formats."""
+    log_density, values = bricks.unpacked()
     textures = [
         _Texture("cells", "R8UI", model.occupancy.empty_distance),
         _Texture("blocks", "R32I", bricks.blocks),
-        _Texture("log_density", "R16F", bricks.log_density),
+        _Texture("log_density", "R16F", log_density),
         *(
             _Texture(f"values{number}", "RGBA8", four.contiguous())
-            for number, four in enumerate(bricks.values.split(4, dim=-1))
+            for number, four in enumerate(values.split(4, dim=-1))
         ),
         _Texture("weights", "RGBA32F", _packed_weights(model.field, bricks)),
     ]
@@ -185,15 +186,12 @@ def _textures(model: Model, bricks: Bricks) -> list[_Texture]:
 def _packed_weights(field: RadianceField, bricks: Bricks) -> Tensor:
     """Returns the matrices of the colour network below each other, (1, rows, columns / 4, 4) float32.
 
-    Rows and columns of each matrix are padded to multiples of four, and the columns of the first to the numbers of
-    values and harmonics that the shader has.
+    Rows and columns of each matrix are padded to multiples of four.
     """
     decoder = field.decoder
     assert isinstance(decoder, DeferredMLPDecoder)
     first, *others = (matrix.detach().float() for matrix in decoder.color_network)
-    values, harmonics = first.split((decoder.emitted, first.shape[1] - decoder.emitted), dim=1)
-    values = F.pad(values, (0, bricks.values.shape[-1] - values.shape[1]))
-    matrices = [torch.cat((values, F.pad(harmonics, (0, _HARMONICS - harmonics.shape[1]))), dim=1), *others]
+    matrices = [shading_columns(decoder, first, len(bricks.low)), *others]
     columns = 4 * -(-max(matrix.shape[1] for matrix in matrices) // 4)
     padded = [F.pad(matrix, (0, columns - matrix.shape[1], 0, -matrix.shape[0] % 4)) for matrix in matrices]
     return torch.cat(padded).view(1, -1, columns // 4, 4)
@@ -204,7 +202,7 @@ def _constants(model: Model, bricks: Bricks) -> Iterator[str]:
     field, settings = model.field, model.settings
     decoder = field.decoder
     assert isinstance(decoder, DeferredMLPDecoder)
-    textures, width = bricks.values.shape[-1] // 4, -(-decoder.color_network[0].shape[0] // 4)
+    textures, width = len(bricks.low) // 4, -(-decoder.color_network[0].shape[0] // 4)
     yield f"#define TEXTURES {textures}"
     if model.environment is not None:
         yield "#define ENVIRONMENT"
@@ -223,7 +221,7 @@ def _constants(model: Model, bricks: Bricks) -> Iterator[str]:
     vectors = {"BACKGROUND": model.background.tolist()}
     lists = {"LATTICE": bricks.aabb, "CELLS": model.occupancy.aabb}
     for name, values in (("LOW", bricks.low), ("EXTENT", bricks.extent)):
-        lists[name] = F.pad(values, (0, 4 * textures - len(values))).view(-1, 4)
+        lists[name] = values.view(-1, 4)
     if field.warp is None:
         lists["BOX"] = field.grid.aabb
     else:
