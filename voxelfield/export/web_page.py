@@ -114,6 +114,8 @@ def save_web_page(folder: Path | str, model: Model, cameras: Cameras, title: str
         "size": first.size(0),
         "up": upright_axes(cameras)[2].tolist(),
         "pivot": model.centre.tolist(),
+        "around": _surround(cameras, model.centre),
+        "bytes": sum(map(len, stored.values())),
     }
     constants = "\n".join(_constants(model, field, bricks))
     template = page_template("voxelfield.export", "web.html")
@@ -123,6 +125,13 @@ def save_web_page(folder: Path | str, model: Model, cameras: Cameras, title: str
             opened.write(text.encode())
     for name in stale:
         page.with_name(name).unlink(missing_ok=True)
+
+
+def _surround(cameras: Cameras, centre: Tensor) -> bool:
+    """Returns whether cameras stand around a point (3,), with gaps of less than a right angle between them."""
+    x, y, _ = upright_axes(cameras) @ (cameras.c2w[:, :3, 3] - centre.to(cameras.c2w)).T.double()
+    angles = torch.atan2(y, x).sort().values
+    return bool((angles.diff(append=angles[:1] + 2 * math.pi) < math.pi / 2).all())
 
 
 def _files_of(page: Path) -> set[str]:
