@@ -160,6 +160,15 @@ def test_the_command_starts_the_page_at_the_scenes_first_camera(tmp_path, caplog
     assert float(re.search(r"by (\d+\.\d) dB \(PSNR of 3 views\)", caplog.text)[1]) > 30
 
 
+def test_a_page_of_a_given_name_has_all_of_its_data(tmp_path, monkeypatch):
+    page = tmp_path / "new" / "harbour.html"
+    write(page, make_field(CPU, None))
+    assert [file.name for file in page.parent.iterdir()] == ["harbour.html"]
+    monkeypatch.setattr(web_page, "MAX_INLINE", 1000)
+    with pytest.raises(ValueError, match=r"path must be a folder for data .* got .*harbour\.html"):
+        write(page, make_field(CPU, None))
+
+
 def test_a_page_replaces_only_another_page(tmp_path):
     field, foreign = make_field(CPU, None), tmp_path / "foreign"
     foreign.mkdir()

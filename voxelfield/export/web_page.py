@@ -58,8 +58,8 @@ class _Texture(NamedTuple):
     texels: Tensor
 
 
-def save_web_page(folder: Path | str, model: Model, cameras: Cameras, title: str = "voxelfield") -> None:
-    """Writes ``index.html``, a page that draws a field in a browser and lets one move through it.
+def save_web_page(path: Path | str, model: Model, cameras: Cameras, title: str = "voxelfield") -> None:
+    """Writes a page that draws a field in a browser and lets one move through it.
 
     With deferred shading, the page draws the images of the backend ``render_baked_image``, up to rounding, without the
     lens. For other fields, the view dependence of colours is approximated
@@ -68,22 +68,22 @@ def save_web_page(folder: Path | str, model: Model, cameras: Cameras, title: str
     when compressed: then they are loaded from files beside it.
 
     Args:
-        folder: Folder of the page, created if needed.
+        path: The page if its name ends with ``.html``, otherwise a folder, created if needed, for its ``index.html``.
         model: The model, such as :attr:`voxelfield.trained.trained_model.TrainedModel.model`. The view turns around
             :attr:`voxelfield.Model.centre`.
         cameras: Cameras on any device; the first is where the page starts, and all of them determine the up direction.
         title: Title of the page.
 
     Raises:
-        ValueError: The field is one that :func:`check_drawable` rejects or is too large for a browser, or there are no
-            cameras.
+        ValueError: The field is one that :func:`check_drawable` rejects or is too large for a browser, there are no
+            cameras, or the path is one page and data would be beside it.
         FloatingPointError: A density, feature or weight is not finite.
         FileExistsError: There is an ``index.html``, or a file of data beside it, that voxelfield has not written.
         OSError: A file cannot be written.
     """
     check_not_empty(cameras)
     check_drawable(model.field)
-    page = Path(folder) / "index.html"
+    page = Path(path) if Path(path).suffix == ".html" else Path(path) / "index.html"
     if not is_replaceable(page):
         raise FileExistsError(f"{page} was not written by voxelfield: choose another folder, or remove it")
     field = _deferred(model, cameras)
@@ -93,6 +93,10 @@ def save_web_page(folder: Path | str, model: Model, cameras: Cameras, title: str
     _compare(model, _PageField(field, bricks, textures), cameras)
     stored = {texture.name: zlib.compress(texture.texels.cpu().numpy().tobytes()) for texture in textures}
     beside = sum(map(len, stored.values())) > MAX_INLINE
+    if beside and page == Path(path):
+        raise ValueError(
+            f"path must be a folder for data of more than {MAX_INLINE >> 20} MiB beside a page, got {path}"
+        )
     files = {name: f"{name}.bin" for name in stored if beside}
     parts = [(name, part) for name, data in stored.items() if not beside for part in _encoded(data)]
     for file in files.values():
@@ -363,9 +367,9 @@ def _encoded(data: bytes) -> Iterator[str]:
         yield base64.b64encode(data[first : first + _PART]).decode()
 
 
-def _write(folder: Path, source: ExportSource) -> str:
-    save_web_page(folder, source.model, source.training_cameras(), source.run.config.scene.name)
-    return "index.html"
+def _write(path: Path, source: ExportSource) -> str:
+    save_web_page(path, source.model, source.training_cameras(), source.run.config.scene.name)
+    return "a web page" if path.suffix == ".html" else "index.html"
 
 
 WEB = ExportFormat(
