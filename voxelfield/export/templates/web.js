@@ -247,6 +247,7 @@ function fly(seconds) {
 const SLOW = 1 / 20;
 const FAST = 1 / 45;
 const PAUSE = 200; // milliseconds
+const LEAST = 0.15; // of the pixels along each side
 let share = 1;
 let sharp = false;
 let moved = 0;
@@ -266,8 +267,13 @@ function frame(now) {
   if (turning) turnSlowly(Math.min(seconds, 0.1));
   if (changed) {
     // The first frame of a movement follows a pause, which tells nothing.
-    if (now - moved < PAUSE && seconds > SLOW) share = Math.max(0.8 * share, 0.15);
-    if (now - moved < PAUSE && seconds < FAST) share = Math.min(1.05 * share, 1);
+    const steady = (turning && turned > 0.2) || now - moved < PAUSE;
+    if (steady && seconds > SLOW) {
+      // Where the fewest pixels take this long, nobody wants to wait for a turn.
+      if (share === LEAST && seconds > 5 * SLOW) turning = false;
+      share = Math.max(Math.max(0.5, Math.sqrt(SLOW / seconds)) * share, LEAST);
+    }
+    if (steady && seconds < FAST) share = Math.min(1.05 * share, 1);
     drawView(share);
     changed = false;
     sharp = share === 1;
