@@ -240,8 +240,8 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   m.def("render_pyramid_image(" CAMERA ", Tensor background, " CELLS ", " PYRAMID
         ", Tensor[] color_weights, float step, float density_initial, int degree, float min_transmittance, float "
         "min_weight, float[] boxes) -> (Tensor, Tensor, Tensor)");
-  // Sums what a baked field stores over the samples of every pixel's ray: the inputs of the colour network (H W, 24 or
-  // 32), the image of diffuse colours over a background, opacity and mean depth.
+  // Sums what a baked field stores over the samples of every pixel's ray: the image of diffuse colours over a
+  // background, opacity and mean depth, and the inputs of the colour network (H W, 24 or 32).
   m.def("render_baked_image(" CAMERA ", " CELLS
         ", Tensor density, float log_low, float log_step, Tensor values, Tensor first, Tensor side, Tensor ranges, "
         "Tensor low, Tensor extent, Tensor blocks, Tensor aabb, Tensor? clip, Tensor background, int degree, float "

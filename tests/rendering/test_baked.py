@@ -290,7 +290,7 @@ def test_images_may_have_more_rows_than_a_launch_has_blocks_along_y(device):
         return render_baked_image(c2w, intrinsics, 2, height, occupancy.bits, occupancy.aabb, step=0.1, **stored)
 
     expected = render(16)
-    assert expected[2].any()
+    assert expected[1].any()
     for tall, low in zip(render(16 * 65_535 + 32), expected, strict=True):
         assert torch.equal(tall[-len(low) :], low)
 
