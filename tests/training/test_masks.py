@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from quick_presets import preset
 
+from voxelfield.components.logger import NullLogger
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.training.logs import NullLogger
 from voxelfield.training.session import Session
 
 LEGO = Path(__file__).parents[1] / "fixtures" / "lego"
