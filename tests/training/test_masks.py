@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from quick_presets import preset
 
+import voxelfield
 from voxelfield.components.logger import NullLogger
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
+from voxelfield.models.batch import Batch
 from voxelfield.training.session import Session
 
 LEGO = Path(__file__).parents[1] / "fixtures" / "lego"
@@ -36,9 +39,10 @@ def painted(split: Split, color: int) -> Split:
     return replace(split, images=images, masks=masks)
 
 
-def test_masked_pixels_change_neither_the_field_nor_its_psnr(device):
+def test_masked_pixels_change_neither_the_field_nor_its_psnr(device, tmp_path):
     lego = load_blender(LEGO, LoadOptions(image_size=25))
-    changes = ("trainer.steps=6", "trainer.preview_every=3", "trainer.preview_views=1")
+    unwritten = ("trainer.evaluation.report=false", "trainer.evaluation.video_frames=0", "trainer.model_file=none")
+    changes = (*unwritten, "trainer.steps=6", "trainer.preview_every=3", "trainer.preview_views=1")
     settings = preset("scene=lego", "model=dense", "trainer=smoke", *changes, device=str(device))
     results = []
     for color in (0, 200):
@@ -49,6 +53,24 @@ def test_masked_pixels_change_neither_the_field_nor_its_psnr(device):
         evaluated = session.evaluate(views=1, progress=False).psnr
         results.append(torch.tensor([*scores.psnr, evaluated, session.occupancy.fraction()]))
     assert len(results[0]) == 4
+    masked = voxelfield.write_results(session, tmp_path)["masked"]
+    assert masked == {name: pytest.approx({"masks": 8 / 25, "transparency": 0}) for name in lego.splits}
     # On CUDA sums have another order in every run.
     tolerance = 0 if device.type == "cpu" else 1e-2
     torch.testing.assert_close(results[1], results[0], atol=tolerance, rtol=0)
+
+
+def test_soft_masks_weigh_squared_errors(device):
+    lego = load_blender(LEGO, LoadOptions(image_size=25))
+    train = lego.train
+    weights = torch.randint(1, 256, train.images.shape[:3], dtype=torch.uint8)
+    scene = replace(lego, splits={"train": replace(train, extras={"mask_weight": weights})})
+    changes = ("model=dense", "trainer=smoke", "trainer.steps=1", "data.soft_masks=true")
+    session = Session(scene, preset("scene=lego", *changes, device=str(device)))
+    (component,) = [each for each in session.components if each.name == "soft_masks"]
+    pixels = torch.arange(7, device=device) * 31
+    batch = Batch(None, torch.rand(7, 4, device=device), pixels, None, look_up=session._state.training_step._pixels.look_up)
+    component.prepare(batch)
+    torch.testing.assert_close(batch.weights, weights.flatten()[pixels.cpu()].to(device) / 255)
+    without = preset("scene=lego", *changes[:3], device=str(device))
+    assert "soft_masks" not in [each.name for each in Session(scene, without).components]

@@ -37,6 +37,8 @@ class Split:
             (:attr:`voxelfield.Cameras.values`).
         local_slice: In a process group, the n views whose images, masks and extras per pixel are in this process; the
             other processes have the other views. None: all views.
+        transparent: Of all pixels, the fraction that ``masks`` excludes because they are transparent, not because a
+            mask says so.
         files: Further entries of the images' frames in a ``transforms.json``, such as ``mask_path``: N values for each
             key, None where there is none.
 
@@ -53,6 +55,7 @@ class Split:
     extras: Mapping[str, Tensor] = field(default_factory=dict)
     local_slice: slice | None = None
     files: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    transparent: float = 0.0
 
     def __post_init__(self) -> None:
         size = (len(self.local_indices), self.cameras.height, self.cameras.width, 4)
@@ -153,6 +156,17 @@ class Split:
     def mask(self, index: int, device: torch.device | str = "cpu") -> Tensor | None:
         """Returns, on a device, which pixels of a view count, (height, width) bool; None if all do."""
         return None if self.masks is None else self._cut(self.masks, index).to(device)
+
+    def masked(self) -> dict[str, float]:
+        """Returns the fractions of all pixels that do not count, by cause: ``masks``, or ``transparency`` alone.
+
+        Empty if all pixels count. A collective call if a process group divides the views.
+        """
+        if self.masks is None:
+            return {}
+        counts = self.all_gather([int(self._cut(self.masks, index).count_nonzero()) for index in self.local_indices])
+        fraction = 1 - sum(counts) / int(self.cameras.all_sizes().prod(dim=1).sum())
+        return {"masks": fraction - self.transparent, "transparency": self.transparent}
 
     def _cut(self, stack: Tensor, index: int) -> Tensor:
         width, height = self.cameras.size(index)

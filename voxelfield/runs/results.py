@@ -346,6 +346,7 @@ def _metrics(
         "diverged": session.diverged or None,
         "train_seconds": session.train_seconds,
         "train_views": len(session.scene.train),
+        "masked": {name: found for name, each in session.scene.splits.items() if (found := each.masked())} or None,
         "steps": session.step,
         "estimated_gib": {name: size / 2**30 for name, size in asdict(session.estimate_memory()).items()},
         "peak_host_gib": _peak_host_gib(),
