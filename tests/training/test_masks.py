@@ -14,7 +14,7 @@ from voxelfield.components.logger import NullLogger
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.models.batch import Batch
+from voxelfield.models.pixel_sampler import PixelSampler
 from voxelfield.training.session import Session
 
 LEGO = Path(__file__).parents[1] / "fixtures" / "lego"
@@ -61,16 +61,11 @@ def test_masked_pixels_change_neither_the_field_nor_its_psnr(device, tmp_path):
 
 
 def test_soft_masks_weigh_squared_errors(device):
-    lego = load_blender(LEGO, LoadOptions(image_size=25))
-    train = lego.train
-    weights = torch.randint(1, 256, train.images.shape[:3], dtype=torch.uint8)
-    scene = replace(lego, splits={"train": replace(train, extras={"mask_weight": weights})})
-    changes = ("model=dense", "trainer=smoke", "trainer.steps=1", "data.soft_masks=true")
-    session = Session(scene, preset("scene=lego", *changes, device=str(device)))
-    (component,) = [each for each in session.components if each.name == "soft_masks"]
-    pixels = torch.arange(7, device=device) * 31
-    batch = Batch(None, torch.rand(7, 4, device=device), pixels, None, look_up=session._state.training_step._pixels.look_up)
-    component.prepare(batch)
-    torch.testing.assert_close(batch.weights, weights.flatten()[pixels.cpu()].to(device) / 255)
-    without = preset("scene=lego", *changes[:3], device=str(device))
-    assert "soft_masks" not in [each.name for each in Session(scene, without).components]
+    train = load_blender(LEGO, LoadOptions(image_size=25)).train
+    weights = torch.randint(0, 256, train.images.shape[:3], dtype=torch.uint8)
+    weighed = PixelSampler(replace(train, extras={"mask_weight": weights}), device)
+    batch = weighed.batch(50, torch.tensor([[-1.0] * 3, [1.0] * 3], device=device), "white")
+    torch.testing.assert_close(batch.weights, weights.flatten()[batch.pixels.cpu()].to(device) / 255)
+    assert (
+        PixelSampler(train, device).batch(5, torch.tensor([[-1.0] * 3, [1.0] * 3]).to(device), "white").weights is None
+    )

@@ -17,6 +17,9 @@ from voxelfield.rendering.cameras import Cameras
 
 T = TypeVar("T")
 
+MASK_WEIGHT = "mask_weight"
+"""Name of the data (N, H, W) uint8 by which squared errors of pixels are multiplied in training, 255 for 1."""
+
 
 @dataclass(frozen=True, eq=False)
 class Split:
@@ -31,9 +34,9 @@ class Split:
             None: all pixels of all images count.
         paths: The N files that the images were read from; None if they come from elsewhere.
         extras: Further tensors by name, on the CPU, of any dtype: one value for each image, (N,) or (N, K), or for each
-            pixel, (N, H, W) or (N, H, W, ...), such as ``time`` (N,) and ``depth`` (N, H, W), which loaders fill
-            (data/README.md), or further data for a custom loss. Depths are distances along the optical axis, world
-            units, 0 where unknown. The cameras carry values of images as values of their rays
+            pixel, (N, H, W) or (N, H, W, ...), such as ``time`` (N,), ``depth`` (N, H, W) and :data:`MASK_WEIGHT`,
+            which loaders fill (data/README.md), or further data for a custom loss. Depths are distances along the
+            optical axis, world units, 0 where unknown. The cameras carry values of images as values of their rays
             (:attr:`voxelfield.Cameras.values`).
         local_slice: In a process group, the n views whose images, masks and extras per pixel are in this process; the
             other processes have the other views. None: all views.
