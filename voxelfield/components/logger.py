@@ -78,7 +78,7 @@ class FailsafeLogger:
                 getattr(behind, name, NullLogger().close)(*values)
             except Exception as error:  # third-party loggers may raise anything
                 if behind is not self._failed:
-                    kind = type(behind).__name__
+                    kind = getattr(behind, "name", type(behind).__name__)
                     logger.error("%s failed (%s): nothing more is recorded, and training continues", kind, error)
                 self._failed = behind
 
@@ -133,40 +133,47 @@ class LoggerSettings(ComponentSettings):
         raise NotImplementedError(f"{type(self).__name__} must define open")
 
 
+@dataclass
 class LibraryLogger:
-    """Passes all records on to a function.
+    """Records a run by functions of a library.
 
-    Args:
-        record: Called with a step and values by tag: numbers, texts (Markdown), or images (H, W, 3) of 8 bits, which
-            are NumPy arrays.
-        close: Ends the run.
-        step: Number of steps already done.
+    Attributes:
+        name: Name of the library, for messages.
+        numbers: Called with a step, and numbers by tag.
+        image: Called with a step, a tag, and an image (H, W, 3) of 8 bits, a NumPy array.
+        note: Called with a step, a tag, and a text in Markdown.
+        end: Ends the run.
+        step: Number of steps done at the last record.
     """
 
-    def __init__(self, record: Callable[[int, Mapping[str, Any]], None], close: Callable[[], Any], step: int) -> None:
-        self._record, self._close, self._step = record, close, step
+    name: str
+    numbers: Callable[[int, dict[str, float]], Any]
+    image: Callable[[int, str, Any], Any]
+    note: Callable[[int, str, str], Any]
+    end: Callable[[], Any]
+    step: int
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Records numbers by tag."""
-        self._step = step
-        self._record(step, values)
+        self.step = step
+        self.numbers(step, dict(values))
 
     def images(self, step: int, tag: str, image: torch.Tensor) -> None:
         """Records an image (H, W, 3), rounded to 8 bits."""
-        self._record(step, {tag: to_uint8(image).cpu().numpy()})
+        self.image(step, tag, to_uint8(image).cpu().numpy())
 
     def text(self, tag: str, text: str) -> None:
-        """Records a text, at the step of the latest numbers."""
-        self._record(self._step, {tag: text})
+        """Records a text at the step of the latest numbers."""
+        self.note(self.step, tag, text)
 
     def hyperparameters(self, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Records final metrics as ``final/<name>``; all settings are recorded at the start."""
-        self._record(self._step, {f"final/{name}": value for name, value in metrics.items()})
+        self.numbers(self.step, {f"final/{name}": value for name, value in metrics.items()})
 
     def close(self) -> None:
         """Ends the run, the first time that it is called."""
-        close, self._close = self._close, lambda: None
-        close()
+        end, self.end = self.end, lambda: None
+        end()
 
 
 def run_name(folder: Path, first_step: int) -> str:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
 from voxelfield.components.logger import LibraryLogger, LoggerSettings, RunLogger, flattened, run_name
 from voxelfield.components.registry import key
 
@@ -38,15 +36,16 @@ class MlflowSettings(LoggerSettings):
         for first in range(0, len(parameters), 100):  # the most that MLflow accepts at once
             client.log_batch(run, params=parameters[first : first + 100])
 
-        def record(step: int, values: Mapping[str, Any]) -> None:
-            numbers, now = [], int(1000 * time.time())
-            for tag, value in values.items():
-                if isinstance(value, str):
-                    client.log_text(run, value, f"{tag}.md")
-                elif isinstance(value, np.ndarray):
-                    client.log_image(run, value, key=tag, step=step)
-                else:
-                    numbers.append(entities.Metric(tag, value, now, step))
-            client.log_batch(run, metrics=numbers)
+        def numbers(step: int, values: Mapping[str, float]) -> None:
+            now = int(1000 * time.time())
+            metrics = [entities.Metric(tag, value, now, step) for tag, value in values.items()]
+            client.log_batch(run, metrics=metrics)
 
-        return LibraryLogger(record, lambda: client.set_terminated(run), first_step)
+        return LibraryLogger(
+            self.name,
+            numbers=numbers,
+            image=lambda step, tag, image: client.log_image(run, image, key=tag, step=step),
+            note=lambda _, tag, text: client.log_text(run, text, f"{tag}.md"),
+            end=lambda: client.set_terminated(run),
+            step=first_step,
+        )

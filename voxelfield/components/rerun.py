@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from voxelfield.components.logger import LibraryLogger, LoggerSettings, RunLogger, run_name
 from voxelfield.components.registry import key
 
@@ -31,15 +29,16 @@ class RerunSettings(LoggerSettings):
         recording = rerun.RecordingStream(self.project, recording_id=run_name(folder, first_step))
         recording.save(folder / f"rerun_{first_step:07d}.rrd")
 
-        def record(step: int, values: Mapping[str, Any]) -> None:
+        def log(step: int, shown: Mapping[str, Any]) -> None:
             recording.set_time("step", sequence=step)
-            for tag, value in values.items():
-                if isinstance(value, str):
-                    shown = rerun.TextDocument(value, media_type="text/markdown")
-                elif isinstance(value, np.ndarray):
-                    shown = rerun.Image(value).compress(jpeg_quality=95)
-                else:
-                    shown = rerun.Scalars(value)
-                recording.log(tag, shown)
+            for tag, value in shown.items():
+                recording.log(tag, value)
 
-        return LibraryLogger(record, recording.disconnect, first_step)
+        return LibraryLogger(
+            self.name,
+            numbers=lambda step, values: log(step, {tag: rerun.Scalars(value) for tag, value in values.items()}),
+            image=lambda step, tag, image: log(step, {tag: rerun.Image(image).compress(jpeg_quality=95)}),
+            note=lambda step, tag, text: log(step, {tag: rerun.TextDocument(text, media_type="text/markdown")}),
+            end=recording.disconnect,
+            step=first_step,
+        )

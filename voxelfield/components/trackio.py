@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from voxelfield.components.logger import LibraryLogger, LoggerSettings, RunLogger, run_name
 from voxelfield.components.registry import key
 
@@ -31,9 +29,11 @@ class TrackioSettings(LoggerSettings):
         # A run of the same name is one in the same folder, which this one repeats.
         named = {"project": self.project, "name": run_name(folder, first_step), "resume": "allow"}
         run = trackio.init(**named, config=settings)
-        kinds = {np.ndarray: trackio.Image, str: trackio.Markdown}
-
-        def record(step: int, values: Mapping[str, Any]) -> None:
-            run.log({tag: kinds.get(type(value), float)(value) for tag, value in values.items()}, step=step)
-
-        return LibraryLogger(record, run.finish, first_step)
+        return LibraryLogger(
+            self.name,
+            numbers=lambda step, values: run.log(values, step=step),
+            image=lambda step, tag, image: run.log({tag: trackio.Image(image)}, step=step),
+            note=lambda step, tag, text: run.log({tag: trackio.Markdown(text)}, step=step),
+            end=run.finish,
+            step=first_step,
+        )

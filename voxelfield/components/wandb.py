@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-
 from voxelfield.components.logger import LibraryLogger, LoggerSettings, RunLogger, run_name
 from voxelfield.components.registry import key
 
@@ -35,12 +33,11 @@ class WandbSettings(LoggerSettings):
         """Returns the logger. A run that is resumed is another run there; texts are in its summary."""
         wandb = self.library()
         run = wandb.init(project=self.project, name=run_name(folder, first_step), dir=folder, config=settings)
-
-        def record(step: int, values: Mapping[str, Any]) -> None:
-            for tag, value in values.items():
-                if isinstance(value, str):
-                    run.summary[tag] = value
-                else:
-                    run.log({tag: wandb.Image(value) if isinstance(value, np.ndarray) else value}, step=step)
-
-        return LibraryLogger(record, run.finish, first_step)
+        return LibraryLogger(
+            self.name,
+            numbers=lambda step, values: run.log(values, step=step),
+            image=lambda step, tag, image: run.log({tag: wandb.Image(image)}, step=step),
+            note=lambda _, tag, text: run.summary.update({tag: text}),
+            end=run.finish,
+            step=first_step,
+        )
