@@ -207,8 +207,8 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
         (("bench", "--points", "1"), "--points must be at least 2, got 1"),
         (
             ("fly",),
-            "verb must be one of train, runs, eval, render, view, report, export, download, process, inspect, doctor, "
-            "build, bench, got 'fly'",
+            "verb must be one of train, runs, eval, render, view, report, export, push, download, process, inspect, "
+            "doctor, build, bench, got 'fly'",
         ),
     ],
 )

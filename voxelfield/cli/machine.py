@@ -38,6 +38,8 @@ EXTRAS = dict.fromkeys(TRAINING_PACKAGES.values(), "train") | {
     "OpenEXR": "exr",
     "pillow-heif": "heic",
     **dict.fromkeys(("hydra-joblib-launcher", "joblib"), "sweep"),
+    "huggingface_hub": "hub",
+    **{"wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio", "rerun-sdk": "rerun"},
     "nerfbaselines": "nerfbaselines",
     "torchmetrics": "lpips",
 }
