@@ -19,9 +19,9 @@ import pytest
 OPTIONAL = (
     "antlr4", "atheris", "av", "drjit", "fast_simplification", "griffe", "hydra", "hydra_plugins", "hypothesis",
     "imageio", "ipykernel", "IPython", "jinja2", "markdown", "matplotlib", "mitsuba", "mkdocs", "msgspec", "nbclient",
-    "nbformat", "nerfbaselines", "numpy", "omegaconf", "OpenEXR", "PIL", "pillow_heif", "plyfile", "pooch", "pycolmap",
-    "rich", "safetensors", "scipy", "selenium", "skimage", "tensorboard", "torchmetrics", "tqdm", "trimesh", "viser",
-    "websockets", "xatlas", "yaml", "zstandard",
+    "nbformat", "nerfbaselines", "nibabel", "numpy", "omegaconf", "OpenEXR", "PIL", "pillow_heif", "plyfile", "pooch",
+    "pycolmap", "rich", "safetensors", "scipy", "selenium", "skimage", "tensorboard", "torchmetrics", "tqdm", "trimesh",
+    "viser", "vtkmodules", "warp", "websockets", "xatlas", "yaml", "zstandard",
 )
 # fmt: on
 
