@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import logging
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from voxelfield.export.lattice import BOX, RESOLUTION, Region, check_finite_values, in_chunks, occupied_layers
-from voxelfield.export.registry import ExportFormat, ExportSource
-from voxelfield.export.volume_file import Volume, VolumeFormat, volume_format
+from voxelfield.export.lattice import (
+    BOX,
+    RESOLUTION,
+    Lattice,
+    Region,
+    check_finite_values,
+    in_chunks,
+    joined_channels,
+    occupied_layers,
+)
+from voxelfield.export.registry import ExportFormat, ExportSource, FileFormat, file_format
 from voxelfield.fields.field import colors_at
-from voxelfield.files import atomic_path
-from voxelfield.grids.boxes import Box
+from voxelfield.files import atomic_path, open_regular
+from voxelfield.grids.voxel_grid import VoxelGrid
 from voxelfield.media.png import BackgroundWriter
 from voxelfield.models.model import Model
 from voxelfield.progress import tracked
@@ -41,7 +49,7 @@ def save_volume(path: Path | str, model: Model, *, resolution: int | None = None
     :func:`voxelfield.load_volume` reads all of them.
 
     Args:
-        path: ``*.npz``, ``*.nvdb``, ``*.vti``, ``*.nii`` or ``*.nii.gz``.
+        path: ``*.npz``, ``*.nvdb``, ``*.nii`` or ``*.nii.gz``.
         model: The field with its occupied cells, such as
             :attr:`voxelfield.trained.trained_model.TrainedModel.model`.
         resolution: Cells along the longest edge of the box; None: as many as the field has voxels along it.
@@ -53,7 +61,7 @@ def save_volume(path: Path | str, model: Model, *, resolution: int | None = None
         FloatingPointError: A density or colour is not finite; no file is written.
         OSError: The file cannot be written.
     """
-    chosen = volume_format(path)
+    chosen = file_format("volume", path)
     field, region = model.field, Region.of(model, box)
     lattice = region.lattice(resolution)
     occupied = occupied_layers(model, lattice)
@@ -84,51 +92,83 @@ def save_volume(path: Path | str, model: Model, *, resolution: int | None = None
             yield layer.view(*lattice.shape[1:], *_EMPTY[name].shape).cpu().numpy()
 
     with atomic_path(path) as temporary:
-        if chosen.write is None:
-            _write_archive(temporary, region.box, lattice.shape, layers)
+        if chosen is ARCHIVE:
+            chosen.write(temporary, lattice, layers)
         else:
-            channels = {name: np.stack(list(layers(name))) for name in _EMPTY}
-            chosen.write(temporary, Volume(channels, lattice.low.tolist(), lattice.spacing.tolist()))
+            chosen.write(temporary, lattice, *(np.stack(list(layers(name))) for name in _EMPTY))
     if not shows_something:
         logger.warning(
             "%s contains no visible density: its box is empty at this resolution, or the whole field is", path
         )
 
 
-def _write_archive(path: Path, box: Box, shape: Sequence[int], layers: Callable[[str], Iterator[np.ndarray]]) -> None:
+def _write_archive(path: Path, lattice: Lattice, layers: Callable[[str], Iterator[np.ndarray]]) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
         for name, empty in _EMPTY.items():
             with file.open(f"{name}.npy", "w", force_zip64=True) as array:
-                head = {"descr": empty.numpy().dtype.str, "fortran_order": False, "shape": (*shape, *empty.shape)}
+                shape = (*lattice.shape, *empty.shape)
+                head = {"descr": empty.numpy().dtype.str, "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(array, head)
                 for layer in layers(name):
                     array.write(layer.tobytes())
         with file.open("aabb.npy", "w") as array:
-            np.lib.format.write_array(array, np.array(box, np.float32))
+            high = lattice.low + lattice.spacing * (torch.tensor(lattice.shape) - 1)
+            np.lib.format.write_array(array, torch.stack((lattice.low, high)).float().numpy())
 
 
-def _read_archive(path: Path) -> Volume:
+def _read_archive(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             low, high = archive["aabb"].astype(np.float64)
-            channels = {name: archive[name] for name in archive.files if name != "aabb"}
+            values = joined_channels([archive[name] for name in archive.files if name != "aabb"])
     except (zipfile.BadZipFile, KeyError, ValueError) as error:
         raise ValueError(f"{path} must be an archive of --volume: {error}") from error
-    cells = np.array(next(iter(channels.values())).shape[:3]) - 1
-    return Volume(channels, low, (high - low) / cells.clip(min=1))
+    return values, low, (high - low) / (np.array(values.shape[:3]) - 1).clip(min=1)
+
+
+def load_volume(path: Path | str, *, device: torch.device | str | None = None) -> VoxelGrid:
+    """Reads a volume, of ``voxelfield export --volume`` or of another program, as a grid that can be trained.
+
+    Args:
+        path: ``*.npz``, ``*.nvdb``, ``*.nii`` or ``*.nii.gz``. Its axes must be those of the world.
+        device: Where the grid lives.
+
+    Returns:
+        A grid whose vertices are the points of the volume and whose features are all of its values, in the order of the
+        file: density, per world unit, red, green and blue, in [0, 1], in the files of this package.
+
+    Raises:
+        MissingPackageError: The library of the format is not installed.
+        ValueError: The file has another suffix, is not a volume, has other axes, or a single point along an axis.
+        OSError: The file cannot be read.
+    """
+    path = Path(path)
+    chosen = file_format("volume", path)
+    assert chosen.read is not None
+    open_regular(path).close()  # some libraries only print that they cannot open a file
+    values, low, spacing = chosen.read(path)
+    *shape, channels = values.shape
+    if min(shape) < 2:
+        raise ValueError(f"{path} must have at least 2 points along each axis, got {' x '.join(map(str, shape))}")
+    high = low + (np.array(shape) - 1) * spacing
+    grid = VoxelGrid(shape, channels, (low.tolist(), high.tolist()), device=device)
+    with torch.no_grad():
+        grid.features.copy_(torch.from_numpy(values))
+    return grid
 
 
 def _write(path: Path, source: ExportSource, **options: int) -> str:
     save_volume(path, source.model, **options)
-    return f"density and colour for {volume_format(path).opens}"
+    return "density and colour"
 
 
-ARCHIVE = VolumeFormat((".npz",), "numpy.load", None, _read_archive)
+ARCHIVE = FileFormat(of="volume", suffixes=(".npz",), write=_write_archive, read=_read_archive)
 VOLUME = ExportFormat(
     name="volume",
-    help="density and colour on a lattice: npz, nvdb, vti, nii or nii.gz",
+    help="density and colour on a lattice: npz, nvdb, nii or nii.gz",
+    opens="numpy.load (npz), Warp (nvdb) or 3D Slicer (nii)",
     write=_write,
-    suffixes=(".npz", ".nvdb", ".vti", ".nii", ".nii.gz"),
+    suffixes=(".npz", ".nvdb", ".nii", ".nii.gz"),
     options=(RESOLUTION, BOX),
 )
 
