@@ -39,7 +39,7 @@ import _floors
 import _harness as harness
 import torch
 import torch.nn.functional as F
-from _alternatives import OURS, Inputs, Outputs, Pass, Prepared, as_tuple, gradients
+from _alternatives import OURS, Inputs, Pass, Prepared, as_tuple, gradients
 from _compare import Case, Errors, Results, run_benchmark
 from torch import Tensor
 
@@ -122,8 +122,8 @@ def passes(
 def sample_ours(cubic: bool, prefilter: bool, grid: Tensor, points: Tensor) -> Tensor:
     """Samples with our ops."""
     if prefilter:
-        grid = ops.bspline_prefilter(grid, points.shape[1], padding="reflection")
-    return ops.sample_cubic(grid, points, padding="reflection") if cubic else ops.sample_trilinear(grid, points)
+        grid = ops.bspline_prefilter(grid, points.shape[1], padding="periodic")
+    return ops.sample_cubic(grid, points, padding="periodic") if cubic else ops.sample_trilinear(grid, points)
 
 
 def prepare(op: Operation, inputs: Inputs) -> Prepared:
@@ -137,7 +137,7 @@ def prepare_scipy(cubic: bool, prefilter: bool, inputs: Inputs) -> Prepared:
     grid = inputs.sources[0][..., 0].numpy()
     where = voxels(inputs.points, grid.shape).T.contiguous().numpy()
     order = 3 if cubic else 1
-    call = partial(ndimage.map_coordinates, grid, where, order=order, mode="mirror", prefilter=prefilter)
+    call = partial(ndimage.map_coordinates, grid, where, order=order, mode="grid-wrap", prefilter=prefilter)
     return {"forward": Pass(call, lambda output: (torch.from_numpy(output)[:, None],))}
 
 
@@ -157,7 +157,7 @@ def prepare_interpol(cubic: bool, prefilter: bool, inputs: Inputs) -> Prepared:
     (grid,), points, values = inputs
     resolution, dimensions = grid.shape[:-1], points.shape[1]
     line = [1] * (dimensions - 1)
-    op = partial(pull, interpolation=3 if cubic else 1, bound="dct1", extrapolate=True, prefilter=prefilter)
+    op = partial(pull, interpolation=3 if cubic else 1, bound="dft", extrapolate=True, prefilter=prefilter)
     return passes(
         op,
         (channels_first(grid), voxels(points, resolution).view(1, -1, *line, dimensions)),
@@ -172,7 +172,7 @@ def prepare_interpol_push(resolution: Sequence[int], cubic: bool, inputs: Inputs
     push = importlib.import_module("interpol").grid_push
     (values,), points, grid = inputs
     line = [1] * (points.shape[1] - 1)
-    op = partial(push, shape=list(resolution), interpolation=3 if cubic else 1, bound="dct1", extrapolate=True)
+    op = partial(push, shape=list(resolution), interpolation=3 if cubic else 1, bound="dft", extrapolate=True)
     return passes(
         op,
         (
@@ -238,10 +238,7 @@ def warp_points(resolution: Sequence[int], device: torch.device) -> Tensor:
 
 def points_of(name: str, resolution: Sequence[int], count: int, device: torch.device) -> Tensor:
     """Returns points (N, D) away from the faces and, for the sake of comparable slopes, from the faces of cells."""
-    if name == "warp":
-        points = warp_points(resolution, device)
-    else:
-        points = torch.rand(count, len(resolution), device=device)
+    points = warp_points(resolution, device) if name == "warp" else torch.rand(count, len(resolution), device=device)
     columns = []
     for u, size in zip(voxels(points, resolution).unbind(1), resolution, strict=True):
         cell = u.floor().clamp(MARGIN, size - 2 - MARGIN)
@@ -325,7 +322,7 @@ def splat_errors(cubic: bool, inputs: Inputs, results: dict[str, Results]) -> Er
 
 def prefilter_errors(inputs: Inputs, results: dict[str, Results]) -> Errors:
     """Compares ours in float32 with ours in float64, whose coefficients reproduce the grid at its vertices."""
-    (grid,), points, values = (Inputs((inputs.sources[0].double(),), *(x.double() for x in inputs[1:])))
+    (grid,), points, values = Inputs((inputs.sources[0].double(),), *(x.double() for x in inputs[1:]))
     axes = [torch.linspace(0, 1, size, dtype=torch.float64, device=grid.device) for size in grid.shape[:-1]]
     vertices = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
     at_vertices = sample_ours(True, True, grid, vertices)
