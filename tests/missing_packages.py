@@ -18,10 +18,10 @@ import pytest
 # fmt: off
 OPTIONAL = (
     "antlr4", "atheris", "av", "drjit", "fast_simplification", "griffe", "hydra", "hydra_plugins", "hypothesis",
-    "imageio", "ipykernel", "IPython", "jinja2", "markdown", "matplotlib", "mitsuba", "mkdocs", "msgspec", "nbclient",
-    "nbformat", "nerfbaselines", "numpy", "omegaconf", "OpenEXR", "PIL", "pillow_heif", "plyfile", "pooch", "pycolmap",
-    "rich", "safetensors", "scipy", "selenium", "skimage", "tensorboard", "torchmetrics", "tqdm", "trimesh", "viser",
-    "websockets", "xatlas", "yaml", "zstandard",
+    "imageio", "interpol", "ipykernel", "IPython", "jinja2", "markdown", "matplotlib", "mitsuba", "mkdocs", "msgspec",
+    "nbclient", "nbformat", "nerfbaselines", "numpy", "omegaconf", "OpenEXR", "PIL", "pillow_heif", "plyfile", "pooch",
+    "pycolmap", "rich", "safetensors", "scipy", "selenium", "skimage", "tensorboard", "torch_cubic_spline_grids",
+    "torchmetrics", "tqdm", "trimesh", "viser", "websockets", "xatlas", "yaml", "zstandard",
 )
 # fmt: on
 
