@@ -226,7 +226,7 @@ SAMPLING = {
         make=lambda n: {"feats": rand(n, 8, 4), "points": rand(n, 3) * 4 - 2},
         reference=reference.interpolate_cells,
     ),
-    "sample_trilinear, image": Contract(
+    "sample_trilinear, image with_gradient": Contract(
         call=partial(ops.sample_trilinear, padding="reflection", with_gradient=True),
         make=lambda n: {"grid": rand(3, 4, 2), "points": of_points(n)["points"][:, :2]},
         reference=lambda grid, points: reference.with_slopes(

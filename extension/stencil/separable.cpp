@@ -1,8 +1,9 @@
 // Interpolation by separable kernels on the CPU. float32 grids with few channels, or with a plane for each channel, are
 // sampled at several points at once, one to a lane of a vector register; other grids in several channels at once.
 //
-// Sums are divided into tiles of planes along the first axis, each summed by one thread, which visits the points around
-// the planes in the order of their cells. Every vertex receives its terms in an order that depends only on the points.
+// Sums are divided into tiles of planes along the first axis, each summed by one thread: from the points in their
+// order, or if the grid is large from those around its planes, in the order of their cells. Every vertex receives its
+// terms in an order that depends only on the points.
 #include <functional>
 #include <memory>
 
@@ -56,8 +57,9 @@ struct TapArrays {
     TapArrays* arrays;
     int64_t i;
 
-    VOXELFIELD_HOST_DEVICE void set_axis(int axis, int k, int64_t at, float value, float slope, float bend) const {
-      arrays->offset[axis][k][i] = static_cast<int32_t>(at);
+    VOXELFIELD_HOST_DEVICE void set_axis(int axis, int k, int32_t vertex, int64_t stride, float value, float slope,
+                                         float bend) const {
+      arrays->offset[axis][k][i] = vertex * static_cast<int32_t>(stride);
       arrays->weight[axis][0][k][i] = value;
       if constexpr (kOrder > 0) arrays->weight[axis][1][k][i] = slope;
       static_cast<void>(bend);
@@ -78,10 +80,15 @@ struct TapArrays {
 
   template <typename Locator>
   VOXELFIELD_HOST_DEVICE void find_each(const Locator& locator, Padding padding, const float* points, int64_t count) {
-    VOXELFIELD_VECTORIZE
-    for (int64_t i = 0; i < count; ++i) {
-      Point point{this, i};
-      empty[i] = locator.find(points + D * i, padding, point);
+    std::fill_n(empty, kPointsPerBatch, 0);
+    for (int axis = 0; axis < D; ++axis) {
+      float along[kPointsPerBatch];
+      for (int64_t i = 0; i < count; ++i) along[i] = points[D * i + locator.coordinate(axis)];
+      VOXELFIELD_VECTORIZE
+      for (int64_t i = 0; i < count; ++i) {
+        Point point{this, i};
+        empty[i] |= locator.find_axis(axis, along[i], padding, point) ? 1 : 0;
+      }
     }
   }
 };
@@ -282,12 +289,12 @@ struct PointGradientRows {
   }
 };
 
-// Points sorted by their grid and the lowest vertex that they use along the first axis, which lies within kMargin of
-// the grid. Points without vertices are omitted.
-struct SortedByPlane {
+// The grid of each point, and the lowest vertex that it uses along the first axis, which lies within kMargin of the
+// grid; -1 for points without vertices. Only for a large grid, the points sorted by that.
+struct PlanesOfPoints {
   static constexpr int64_t kMargin = 3;
 
-  std::unique_ptr<int64_t[]> order;
+  std::unique_ptr<int64_t[]> key, order;
   std::vector<int64_t> start;
 };
 
@@ -307,27 +314,29 @@ struct FindPlanes {
       T u = multiply_add(point[locator.coordinate(0)] + locator.lead, locator.rise[0], locator.shift[0]), slope = 0;
       const int64_t lowest = locator.lowest(0, locator.padding, u, slope, empty);
       const int64_t grid = job.grids > 1 ? job.grid_of(i) : 0;
-      key[i] = empty ? -1 : grid * keys + lowest + SortedByPlane::kMargin;
+      key[i] = empty ? -1 : grid * keys + lowest + PlanesOfPoints::kMargin;
     }
   }
 };
 
 template <typename T, int D, int K>
-SortedByPlane sort_by_plane(const SeparableJob<T, D, K>& job, const T* points, int64_t keys) {
-  const std::unique_ptr<int64_t[]> key(new int64_t[job.count]);
-  for_each_part<false>(job.count, kPointsPerTask, FindPlanes<T, D, K>{job, points, keys, key.get()});
-  SortedByPlane sorted;
-  sorted.start.assign(job.grids * keys + 1, 0);
+PlanesOfPoints planes_of_points(const SeparableJob<T, D, K>& job, const T* points, int64_t keys, bool sort) {
+  PlanesOfPoints planes;
+  planes.key.reset(new int64_t[job.count]);
+  const int64_t* const key = planes.key.get();
+  for_each_part<false>(job.count, kPointsPerTask, FindPlanes<T, D, K>{job, points, keys, planes.key.get()});
+  if (!sort) return planes;
+  planes.start.assign(job.grids * keys + 1, 0);
   for (int64_t i = 0; i < job.count; ++i) {
-    if (key[i] >= 0) ++sorted.start[key[i] + 1];
+    if (key[i] >= 0) ++planes.start[key[i] + 1];
   }
-  for (int64_t k = 0; k < job.grids * keys; ++k) sorted.start[k + 1] += sorted.start[k];
-  sorted.order.reset(new int64_t[job.count]);
-  std::vector<int64_t> next(sorted.start);
+  for (int64_t k = 0; k < job.grids * keys; ++k) planes.start[k + 1] += planes.start[k];
+  planes.order.reset(new int64_t[job.count]);
+  std::vector<int64_t> next(planes.start);
   for (int64_t i = 0; i < job.count; ++i) {
-    if (key[i] >= 0) sorted.order[next[key[i]]++] = i;
+    if (key[i] >= 0) planes.order[next[key[i]]++] = i;
   }
-  return sorted;
+  return planes;
 }
 
 template <int kWidth, typename T>
@@ -366,50 +375,64 @@ struct SplatChannels {
 
 template <int kSets, typename T, int D, int K>
 struct SplatPlanes {
-  static constexpr int64_t kMargin = SortedByPlane::kMargin;
+  static constexpr int64_t kMargin = PlanesOfPoints::kMargin;
 
   const SeparableJob<T, D, K>& job;
-  const SortedByPlane& sorted;
-  const T* values;
-  const T* points;
+  const PlanesOfPoints& of_points;
+  const T *values, *points;
   T* sums;
   int64_t keys, planes, tiles;  // per grid, per tile, and tiles per grid
 
   VOXELFIELD_HOST_DEVICE void operator()(int64_t begin, int64_t end) const {
-    const int64_t size = job.locator.resolution[0];
-    for (int64_t tile = begin; tile < end; ++tile) {
-      const int64_t grid = tile / tiles, first = (tile - grid * tiles) * planes, last = std::min(first + planes, size);
-      // Only the points next to a face use vertices in place of others, which may lie anywhere.
-      const int64_t far = std::max(kMargin, size + kMargin - K + 1);
-      for (int64_t key = 0; key < keys; ++key) {
-        if (key == kMargin) key = std::min(std::max(key, first + kMargin - K + 1), far);
-        if (key == last + kMargin && key < far) key = far;
-        add_key(grid, key, first, last);
-      }
+    for (int64_t tile = begin; tile < end; ++tile) of_points.order == nullptr ? add_all(tile) : add_sorted(tile);
+  }
+
+  // Adds all points to planes of every grid.
+  VOXELFIELD_HOST_DEVICE void add_all(int64_t tile) const {
+    for (int64_t i = 0; i < job.count; ++i) {
+      const int64_t key = of_points.key[i], grid = job.grids > 1 && key >= 0 ? key / keys : 0;
+      bool wanted[K];
+      if (key >= 0 && find_wanted(key - grid * keys, tile, wanted)) add_point(i, grid, wanted);
     }
   }
 
-  VOXELFIELD_HOST_DEVICE void add_key(int64_t grid, int64_t key, int64_t first, int64_t last) const {
+  // Adds the points around planes of one grid. Only points next to a face use vertices in place of others, which may
+  // lie anywhere.
+  VOXELFIELD_HOST_DEVICE void add_sorted(int64_t tile) const {
+    const int64_t size = job.locator.resolution[0], grid = tile / tiles, first = (tile - grid * tiles) * planes;
+    const int64_t last = std::min(first + planes, size), far = std::max(kMargin, size + kMargin - K + 1);
+    for (int64_t key = 0; key < keys; ++key) {
+      if (key == kMargin) key = std::min(std::max(key, first + kMargin - K + 1), far);
+      if (key == last + kMargin && key < far) key = far;
+      bool wanted[K];
+      if (!find_wanted(key, tile - grid * tiles, wanted)) continue;
+      const int64_t* const start = of_points.start.data() + grid * keys + key;
+      for (int64_t i = start[0]; i < start[1]; ++i) add_point(of_points.order[i], grid, wanted);
+    }
+  }
+
+  // Which vertices along the first axis lie in a tile of their grid.
+  VOXELFIELD_HOST_DEVICE bool find_wanted(int64_t key, int64_t tile, bool (&wanted)[K]) const {
     const auto& locator = job.locator;
-    bool wanted[K], any = false;
+    bool any = false;
     for (int k = 0; k < K; ++k) {
       const int32_t vertex = static_cast<int32_t>(key - kMargin + k);
       const bool exists = locator.padding != Padding::kZeros || (vertex >= 0 && vertex < locator.resolution[0]);
       const int32_t plane = locator.replaced(0, vertex, locator.padding);
-      wanted[k] = exists && plane >= first && plane < last;
+      wanted[k] = exists && plane >= tile * planes && plane < (tile + 1) * planes;
       any = any || wanted[k];
     }
-    if (!any) return;
-    const int64_t begin = sorted.start[grid * keys + key], end = sorted.start[grid * keys + key + 1];
-    for (int64_t i = begin; i < end; ++i) {
-      const auto taps = locator(points, sorted.order[i], grid);
-      if (taps.empty) continue;
-      const T* const row = values + job.layout(sorted.order[i], grid);
-      for (int k = 0; k < K; ++k) {
-        if (!wanted[k]) continue;
-        const SplatChannels<kSets, T, D, K> add{job, taps, row, sums, k};
-        for_each_channel(job.channels, job.channel_stride == 1, add);
-      }
+    return any;
+  }
+
+  VOXELFIELD_HOST_DEVICE void add_point(int64_t i, int64_t grid, const bool (&wanted)[K]) const {
+    const auto taps = job.locator(points, i, grid);
+    if (taps.empty) return;
+    const T* const row = values + job.layout(i, grid);
+    for (int k = 0; k < K; ++k) {
+      if (!wanted[k]) continue;
+      const SplatChannels<kSets, T, D, K> add{job, taps, row, sums, k};
+      for_each_channel(job.channels, job.channel_stride == 1, add);
     }
   }
 };
@@ -445,13 +468,17 @@ struct Cpu : CpuBackend {
   template <int kSets, typename T, int D, int K>
   static void splat(const SeparableJob<T, D, K>& job, const T* values, const T* points, void* sums,
                     const double* /*scale*/) {
-    const int64_t size = job.locator.resolution[0], keys = size + 2 * SortedByPlane::kMargin;
-    const SortedByPlane sorted = sort_by_plane(job, points, keys);
-    constexpr int64_t kTilesPerThread = 4;
-    const int64_t wanted = kTilesPerThread * torch::stable::get_num_threads();
-    const int64_t planes = std::max<int64_t>(job.grids * size / wanted, 1), tiles = (size + planes - 1) / planes;
-    const SplatPlanes<kSets, T, D, K> work{job, sorted, values, points, static_cast<T*>(sums), keys, planes, tiles};
-    for_each_part<kHot<T, kSets>>(job.grids * tiles, 1, work);
+    const int64_t size = job.locator.resolution[0], keys = size + 2 * PlanesOfPoints::kMargin;
+    // Sums that stay in the cache take points in any order.
+    constexpr int64_t kCacheBytes = 4 << 20, kTilesPerThread = 4;
+    const int64_t bytes = job.locator.stride[0] * size * job.channels * static_cast<int64_t>(sizeof(T));
+    const bool sort = bytes > kCacheBytes;
+    const PlanesOfPoints of_points = planes_of_points(job, points, keys, sort);
+    const int64_t threads = torch::stable::get_num_threads(), wanted = threads > 1 ? kTilesPerThread * threads : 1;
+    const int64_t planes = std::max<int64_t>((sort ? job.grids : 1) * size / wanted, 1);
+    const int64_t tiles = (size + planes - 1) / planes;
+    const SplatPlanes<kSets, T, D, K> work{job, of_points, values, points, static_cast<T*>(sums), keys, planes, tiles};
+    for_each_part<kHot<T, kSets>>(sort ? job.grids * tiles : tiles, 1, work);
   }
 };
 

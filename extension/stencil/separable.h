@@ -63,8 +63,8 @@ struct Taps {
   T weight[D][3][K];
   bool empty;  // no vertex contributes: the point is not finite, or outside under zeros padding
 
-  VOXELFIELD_HOST_DEVICE void set_axis(int axis, int k, int64_t at, T value, T slope, T bend) {
-    offset[axis][k] = at;
+  VOXELFIELD_HOST_DEVICE void set_axis(int axis, int k, int32_t vertex, int64_t stride, T value, T slope, T bend) {
+    offset[axis][k] = vertex * stride;
     weight[axis][0][k] = value;
     weight[axis][1][k] = slope;
     weight[axis][2][k] = bend;
@@ -81,7 +81,8 @@ struct Taps {
       for (int k = 0; k < K; ++k) {
         if (axis == D - 1 && k != chosen) continue;
         const int to = axis == D - 1 ? 0 : k;
-        one.set_axis(axis, to, offset[axis][k], weight[axis][0][k], weight[axis][1][k], weight[axis][2][k]);
+        one.offset[axis][to] = offset[axis][k];
+        for (int order = 0; order < 3; ++order) one.weight[axis][order][to] = weight[axis][order][k];
       }
     }
     return one;
@@ -129,16 +130,12 @@ struct SeparableLocator {
     return taps;
   }
 
-  // Finds the vertices along all axes; returns whether there are none. `padding` may be a constant, for loops that the
-  // compiler vectorises.
-  template <typename Target>
-  VOXELFIELD_HOST_DEVICE bool find(const T* point, Padding padding, Target& taps) const {
+  // Finds the vertices along all axes; returns whether there are none.
+  VOXELFIELD_HOST_DEVICE bool find(const T* point, Padding padding, Taps<T, D, K>& taps) const {
     bool empty = false;
     VOXELFIELD_UNROLL
     for (int axis = 0; axis < D; ++axis) {
-      const T p = point[coordinate(axis)];
-      if (!(p - p == T(0))) empty = true;
-      if (find_axis(axis, multiply_add(p + lead, rise[axis], shift[axis]), padding, taps)) empty = true;
+      if (find_axis(axis, point[coordinate(axis)], padding, taps)) empty = true;
     }
     return empty;
   }
@@ -182,10 +179,12 @@ struct SeparableLocator {
     return folded_vertex(vertex, size, padding == Padding::kReflection, align_corners);
   }
 
+  // Finds the vertices along one axis of a point with coordinate p; returns whether there are none. `padding` may be a
+  // constant, for loops that the compiler vectorises.
   template <typename Target>
-  VOXELFIELD_HOST_DEVICE bool find_axis(int axis, T u, Padding padding, Target& taps) const {
-    T slope = rise[axis];
-    bool empty = false;
+  VOXELFIELD_HOST_DEVICE bool find_axis(int axis, T p, Padding padding, Target& taps) const {
+    T slope = rise[axis], u = multiply_add(p + lead, rise[axis], shift[axis]);
+    bool empty = !(p - p == T(0));
     const int32_t first = lowest(axis, padding, u, slope, empty);
     const T f = u - T(first + (K == 4 ? 1 : 0));
     VOXELFIELD_UNROLL
@@ -205,7 +204,7 @@ struct SeparableLocator {
       if (padding == Padding::kZeros && (vertex < 0 || vertex >= resolution[axis])) {
         weight = first_order = second_order = T(0);
       }
-      taps.set_axis(axis, k, stride[axis] * replaced(axis, vertex, padding), weight, first_order, second_order);
+      taps.set_axis(axis, k, replaced(axis, vertex, padding), stride[axis], weight, first_order, second_order);
     }
     return empty;
   }
