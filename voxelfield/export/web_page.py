@@ -51,8 +51,9 @@ class _Texture(NamedTuple):
 def save_web_page(folder: Path | str, model: Model, cameras: Cameras, title: str = "voxelfield") -> None:
     """Writes ``index.html``, a page that draws a field in a browser and lets one move through it.
 
-    The page draws the images of the backend ``render_baked_image``, up to rounding, without the lens. It contains all
-    data, unless they exceed :data:`MAX_INLINE` when compressed: then they are loaded from files beside it.
+    The page draws the images of the backend ``render_baked_image``, without the lens, from values that are interpolated
+    (:meth:`voxelfield.rendering.bricks.Bricks.unpacked`) and rounded to 8 bits. It contains all data, unless they
+    exceed :data:`MAX_INLINE` when compressed: then they are loaded from files beside it.
 
     Args:
         folder: Folder of the page, created if needed.
