@@ -168,7 +168,8 @@ def test_corrected_vertices_have_the_mean_of_a_curve(device):
     x = torch.arange(15.0, device=device)
     curve = x.square()[:, None, None].expand(-1, 8, 8)
     blocks = torch.stack((curve[:8], curve[7:])).reshape(2, 512, 1)
-    first, second = storing._corrected(blocks).view(2, 8, 8, 8)
+    known = torch.ones(2, 512, dtype=torch.bool, device=device)
+    first, second = storing._corrected(blocks, known).view(2, 8, 8, 8)
     assert torch.equal(first[7], second[0])
     # Between vertices, a chord of a parabola is 1/6 above it in the mean.
     assert torch.allclose(first[1:7], curve[1:7] - 2 * storing._CORRECTION)
