@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +10,8 @@ import torch
 from balls import CENTRE, RADIUS, ball_field, expected_colors
 
 import voxelfield
+from voxelfield.export import volume_nvdb
+from voxelfield.export.registry import check_files, formats
 from voxelfield.export.volume import save_volume
 from voxelfield.installed import MissingPackageError
 from voxelfield.models import Model
@@ -120,16 +121,24 @@ def test_other_suffixes_and_flat_volumes_are_named(tmp_path):
         voxelfield.load_volume(tmp_path / "flat.npz")
 
 
-@pytest.mark.parametrize(("suffix", "extra"), [(".nvdb", "nvdb"), (".nii", "nifti")])
-def test_a_missing_library_is_an_error_that_names_the_extra(tmp_path, monkeypatch, suffix, extra):
-    def missing(name: str):
-        if name.partition(".")[0] in LIBRARIES.values():
-            raise ModuleNotFoundError("missing", name=name)
-        return importlib.__import__(name)
+@pytest.mark.parametrize(
+    ("name", "suffix", "extra"),
+    [
+        ("volume", "nvdb", "nvdb"),
+        ("volume", "nii.gz", "nifti"),
+        ("splats", "spz", "splats"),
+        ("splats", "sog", "splats"),
+        ("splats", "usdz", "usd"),
+    ],
+)
+def test_a_missing_library_is_an_error_that_names_the_extra_before_anything_is_computed(
+    monkeypatch, name, suffix, extra
+):
+    def missing(module: str):
+        raise ModuleNotFoundError("missing", name=module)
 
+    formats()  # imports the modules of formats
+    volume_nvdb._warp.cache_clear()
     monkeypatch.setattr("voxelfield.installed.importlib.import_module", missing)
-    for module in [name for name in sys.modules if name.startswith("voxelfield.export.volume_nvdb")]:
-        sys.modules[module]._warp.cache_clear()
     with pytest.raises(MissingPackageError, match=rf'pip install "voxelfield\[{extra}\]"'):
-        save_volume(tmp_path / f"a{suffix}", Model(*ball_field()), resolution=4)
-    assert not list(tmp_path.iterdir())
+        check_files({name: Path(f"a.{suffix}")}, {})

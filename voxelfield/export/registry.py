@@ -136,6 +136,7 @@ class FileFormat:
         write: Called with the path of a new file and what the export format passes; writes the file.
         read: Called with a path; returns what the export format reads; None if it reads none.
         up_axis: Axis that points up by its specification; None: as in the poses.
+        require: Imports its library before anything is computed; raises MissingPackageError without it.
     """
 
     of: str
@@ -143,6 +144,7 @@ class FileFormat:
     write: Callable[..., object]
     read: Callable[[Path], Any] | None = None
     up_axis: Literal["y"] | None = None
+    require: Callable[[], Any] = lambda: None
 
 
 def file_format(of: str, path: Path | str) -> FileFormat:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 from voxelfield.export.registry import FileFormat
 from voxelfield.export.splat_file import Splats, ply_content
@@ -26,13 +27,16 @@ def _write_spz(path: Path, splats: Splats, up_axis: str, spz_version: int = 4) -
     _convert(path, splats, spz_version=spz_version)
 
 
+def _gaussforge() -> Any:
+    return import_optional("gaussforge", "compress splats", "splats")
+
+
 def _convert(path: Path, splats: Splats, up_axis: str = "", **options: int) -> None:
-    forge = import_optional("gaussforge", "compress splats", "splats").GaussForge()
-    found = forge.convert(ply_content(splats), "ply", path.suffix[1:].lower(), **options)
+    found = _gaussforge().GaussForge().convert(ply_content(splats), "ply", path.suffix[1:].lower(), **options)
     if "error" in found:
         raise ValueError(f"splats must be ones that GaussForge compresses, got the error {found['error']}")
     path.write_bytes(found["data"])
 
 
-SPZ = FileFormat(of="splats", suffixes=(".spz",), write=_write_spz, up_axis="y")
-SOG = FileFormat(of="splats", suffixes=(".sog",), write=_convert)
+SPZ = FileFormat(of="splats", suffixes=(".spz",), write=_write_spz, up_axis="y", require=_gaussforge)
+SOG = FileFormat(of="splats", suffixes=(".sog",), write=_convert, require=_gaussforge)

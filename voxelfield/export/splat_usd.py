@@ -49,4 +49,4 @@ def _write(path: Path, splats: Splats, up_axis: str) -> None:
             raise OSError(f"{path} cannot be written")
 
 
-USDZ = FileFormat(of="splats", suffixes=(".usdz",), write=_write, up_axis="y")
+USDZ = FileFormat(of="splats", suffixes=(".usdz",), write=_write, up_axis="y", require=lambda: _pxr("UsdVol"))

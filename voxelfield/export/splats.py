@@ -330,7 +330,8 @@ def _check(source: ExportSource) -> None:
         raise ValueError("--splats must come with --environment for this run, whose environment Gaussians do not show")
 
 
-def _check_version(path: Path, given: Mapping[str, Any]) -> None:
+def _check_file(path: Path, given: Mapping[str, Any]) -> None:
+    file_format("splats", path).require()
     if "spz_version" in given and path.suffix.lower() != ".spz":
         raise ValueError(f"--spz-version must be written to an spz, got --splats {path}")
 
@@ -374,6 +375,6 @@ SPLATS = ExportFormat(
         Option("up_axis", "axis that points up (default: y for spz, glb and usdz)", Literal["y", "z"]),
         Option("spz_version", "version of an spz: 4, or 3 for older readers (default: 4)", SpzVersion, "N"),
     ),
-    check=_check_version,
+    check=_check_file,
     check_source=_check,
 )

@@ -170,6 +170,7 @@ VOLUME = ExportFormat(
     write=_write,
     suffixes=(".npz", ".nvdb", ".nii", ".nii.gz"),
     options=(RESOLUTION, BOX),
+    check=lambda path, given: file_format("volume", path).require(),
 )
 
 

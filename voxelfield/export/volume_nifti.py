@@ -39,4 +39,4 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return joined_channels([np.asarray(image.dataobj, np.float32)]), image.affine[:3, 3], axes.diagonal()
 
 
-NIFTI = FileFormat(of="volume", suffixes=(".nii", ".nii.gz"), write=_write, read=_read)
+NIFTI = FileFormat(of="volume", suffixes=(".nii", ".nii.gz"), write=_write, read=_read, require=_nibabel)

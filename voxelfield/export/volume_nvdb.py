@@ -75,4 +75,4 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return joined_channels(channels), np.array(info.translation) + low * spacing, spacing
 
 
-NVDB = FileFormat(of="volume", suffixes=(".nvdb",), write=_write, read=_read)
+NVDB = FileFormat(of="volume", suffixes=(".nvdb",), write=_write, read=_read, require=_warp)
