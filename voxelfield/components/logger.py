@@ -123,7 +123,7 @@ class LoggerSettings(ComponentSettings):
             self.library()
 
     def library(self) -> Any:
-        """Imports and returns the library."""
+        """Imports and returns the library; a logger of another package overrides this, to name what installs it."""
         for name, value in self.environment.items():
             os.environ.setdefault(name, value)
         return import_optional(self.package, f"record a run with logger={self.name}", self.package)
