@@ -35,6 +35,7 @@ from voxelfield.progress import size_in_words
 from voxelfield.rendering.bricks import bake, stored_bytes
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.render import render_view
 from voxelfield.trained.trained_model import restore_trained_model
 from voxelfield.warps.ndc_box import NdcBox
 
@@ -51,6 +52,15 @@ def write(
     model = Model(field, occupancy or half_empty(field), SAMPLING)
     save_web_page(folder, model, cameras, "</script>")
     return model
+
+
+def per_sample() -> RadianceField:
+    """A field whose colours depend on the direction at each sample."""
+    decoder = FusedMLPDecoder(8, 32, 16, 1, 2, ExponentialDensity(0.5))
+    with torch.no_grad():
+        decoder.density_network[-1].mul_(2)
+        decoder.color_network[-1].mul_(2)
+    return RadianceField(make_field(CPU, None).grid, decoder)
 
 
 def stored_arrays(folder: Path) -> dict[str, bytes]:
@@ -145,6 +155,9 @@ def test_the_command_starts_the_page_at_the_scenes_first_camera(tmp_path, caplog
     assert scene["up"] == [0, 0, 1]
     assert scene["size"] == [200, 200]
     assert "<title>bricks</title>" in text
+    assert "<h1>bricks</h1>" in text
+    assert scene["around"]
+    assert float(re.search(r"by (\d+\.\d) dB \(PSNR of 3 views\)", caplog.text)[1]) > 30
 
 
 def test_a_page_replaces_only_another_page(tmp_path):
@@ -164,9 +177,14 @@ def test_fields_that_no_browser_can_draw_are_refused(tmp_path, monkeypatch):
     field = make_field(CPU, None)
     with pytest.raises(ValueError, match="cameras must be at least one, got none"):
         write(tmp_path, field, cameras=CAMERAS[[]])
-    per_sample = RadianceField(field.grid, FusedMLPDecoder(8, 32, 16, 1, 2, ExponentialDensity(2.0)))
-    with pytest.raises(ValueError, match=r"that render_pyramid_image draws: train it .* model\.shading=deferred"):
-        write(tmp_path, per_sample)
+    timed = per_sample()
+    timed.extra_inputs = ("time",)
+    with pytest.raises(ValueError, match=r"must depend on position and direction alone for a web page, .* needs time"):
+        write(tmp_path, timed, half_empty(timed))
+    nothing = OccupancyGrid(4, BOX)
+    nothing.occupied.zero_()
+    with pytest.raises(ValueError, match="must have occupied cells for a web page, got none"):
+        write(tmp_path, per_sample(), nothing)
     identity = tuple(map(tuple, torch.eye(4)[:3].tolist()))
     forward = make_field(CPU, NdcBox(((-1, -1, -3), (1, 1, -2)), identity, 1.0, ((-1.0, -1.0), (1.0, 1.0)), 2.0))
     with pytest.raises(ValueError, match=r"must not be in normalised device coordinates .* warp\.ndc=false"):
@@ -247,15 +265,20 @@ def test_a_browser_draws_the_images_of_the_backend(browser, tmp_path, warp, geom
 
 
 @pytest.mark.long
-def test_the_view_follows_mouse_and_keys(browser, tmp_path):
+def test_the_view_turns_until_touched_and_follows_mouse_and_keys(browser, tmp_path):
     write(tmp_path, make_field(CPU, None), cameras=CAMERAS[:1])  # whose y axis is up
     assert opened(browser, (tmp_path / "index.html").as_uri()) == ""
 
     def position() -> np.ndarray:
         return np.array(browser.driver.execute_script("return view.position"))
 
+    started = position()
+    eventually(lambda: not np.allclose(position(), started), "the slow turn")
+    assert browser.driver.execute_script("return hint.style.opacity") == ""
+    browser.press("r", 0.1)
     first = position()
     assert np.allclose(first, CAMERAS.c2w[0, :3, 3])
+    assert browser.driver.execute_script("return hint.style.opacity") == "0"
     browser.drag((150, 100), (60, 0))
     turned = position()
     assert np.linalg.norm(turned) == pytest.approx(np.linalg.norm(first))
@@ -265,6 +288,25 @@ def test_the_view_follows_mouse_and_keys(browser, tmp_path):
     assert np.linalg.norm(position() - turned) > 0.1
     browser.press("r", 0.1)
     assert np.allclose(position(), first)
+
+
+@pytest.mark.long
+def test_a_browser_draws_the_compared_values_of_a_field_with_colors_per_sample(browser, tmp_path, monkeypatch):
+    compared = {}
+    monkeypatch.setattr(web_page, "_compare", lambda model, shown, cameras: compared.update(shown=shown))
+    field = per_sample()
+    model = write(tmp_path, field)
+    address = (tmp_path / "index.html").as_uri()
+    assert opened(browser, address) == ""
+    for camera in range(2):
+        scene = (CAMERAS, camera, model.occupancy, model.settings, model.background, 1 << 14)
+        truth, view = (render_view(each, *scene) for each in (field, compared["shown"]))
+        assert 0.2 < view.opacity.mean() < 0.95, "the test shows nothing"
+        error = drawn(browser, camera) - view.rgb.clamp(0, 1)
+        assert error.square().mean() < 10**-5
+        assert error.abs().quantile(0.99) < 0.6 / 255
+        assert (truth.rgb - view.rgb).square().mean() < 10**-3
+    assert browser.complaints() == []
 
 
 @pytest.mark.long

@@ -20,6 +20,7 @@ from voxelfield.export.registry import ExportFormat, ExportSource, Option, file_
 from voxelfield.export.splat_file import Splats, save_splats
 from voxelfield.export.splat_rendering import MAX_ALPHA, MIN_ALPHA, render_splats
 from voxelfield.fields.decoders import spherical_harmonics
+from voxelfield.fields.harmonics import fit_harmonics, products, symmetric
 from voxelfield.foundation.checks import check_at_least_one, check_not_negative
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.models.model import Model
@@ -40,8 +41,6 @@ _KEPT_LIGHT = 0.95
 _FEWEST_VOXELS = 4
 # A voxel counts as if it had this much more light, spread evenly: few rays do not determine a shape.
 _EVEN_LIGHT = 0.5
-# Bands 0 to 3 of the harmonics, relative to the light of a voxel, whose squares have a mean of 0.08.
-_SMOOTHNESS = (1e-6, 0.017, 0.05, 0.1)
 
 # Fitting: sides of the windows, which are cut from images of the cameras' pixels divided by one of these numbers.
 _WINDOW = 192
@@ -192,11 +191,11 @@ def _convert(model: Model, cameras: Cameras, count: int) -> tuple[Splats, Tensor
             # The products of (1, x, y, z) with itself begin with 1 and the position.
             points = F.pad((light.world[part] - centre).double(), (1, 0), value=1.0)
             directions = light.directions[part].double()
-            both = torch.cat((_products(points, points), _products(directions, directions)), dim=-1)
+            both = torch.cat((products(points, points), products(directions, directions)), dim=-1)
             moments.index_add_(0, at, weights * both)
             basis = spherical_harmonics(light.directions[part], 3)
             weighted = weights * basis
-            squares.index_add_(0, at, _products(weighted, basis))
+            squares.index_add_(0, at, products(weighted, basis))
             colors.index_add_(0, at, weighted[..., None] * (light.rgb[part, None] - 0.5))
     seen = moments[:, 0] > 0
     moments, squares, colors, areas = moments[seen], squares[seen], colors[seen], areas[seen]
@@ -204,7 +203,7 @@ def _convert(model: Model, cameras: Cameras, count: int) -> tuple[Splats, Tensor
     mean = moments[:, 1:4] / light_sum
     positions = (mean + centre).float()
     voxels = cells.edges(positions)
-    scatter = _symmetric(moments[:, 4:10], 3) - light_sum[..., None] * mean[:, :, None] * mean[:, None]
+    scatter = symmetric(moments[:, 4:10], 3) - light_sum[..., None] * mean[:, :, None] * mean[:, None]
     even = _EVEN_LIGHT * (voxels.double().square() / 6)[:, None, None] * torch.eye(3, device=device)
     spread = (scatter + even) / (light_sum + _EVEN_LIGHT)[..., None]
     # On the CPU, because cuSOLVER fails with many matrices.
@@ -213,9 +212,9 @@ def _convert(model: Model, cameras: Cameras, count: int) -> tuple[Splats, Tensor
     axes = axes * torch.linalg.det(axes).sign()[:, None, None]
     # The area of a Gaussian's shadow along d is 2 pi sqrt(|C| d' C^-1 d).
     shadow = (axes * (variances.prod(dim=-1, keepdim=True) / variances)[:, None]) @ axes.mT
-    facing = (shadow * _symmetric(moments[:, 10:], 3)).sum(dim=(1, 2)) / light_sum[:, 0]
+    facing = (shadow * symmetric(moments[:, 10:], 3)).sum(dim=(1, 2)) / light_sum[:, 0]
     opacity = (areas / (2 * math.pi * facing.sqrt().float())).clamp(max=MAX_ALPHA)
-    harmonics = in_chunks(_fit_harmonics, squares, colors, light_sum[:, 0].float(), evaluations=16)
+    harmonics = in_chunks(fit_harmonics, squares, colors, light_sum[:, 0].float(), evaluations=16)
     log_scales = 0.5 * variances.log().float()
     splats = Splats(positions, log_scales, quaternions(axes.float()), torch.logit(opacity), harmonics)
     visible = opacity > MIN_ALPHA
@@ -245,27 +244,6 @@ def _most_visible(images: Iterator[_Light], cells: _Cells, count: int) -> tuple[
     needed = int((light_sums.double().cumsum(0) < _KEPT_LIGHT * light_sums.double().sum()).sum())
     best = order[:count].sort().values
     return number[best], total[best, 1] / total[best, 2].clamp(min=1e-12), needed
-
-
-def _fit_harmonics(squares: Tensor, colors: Tensor, light: Tensor) -> Tensor:
-    """Returns the coefficients (N, 16, 3) that fit sums over samples best, in the least squares."""
-    smooth = torch.cat([light.new_full((2 * band + 1,), each) for band, each in enumerate(_SMOOTHNESS)])
-    return torch.linalg.solve(_symmetric(squares, 16) + light[:, None, None] * smooth.diag(), colors)
-
-
-def _products(first: Tensor, second: Tensor) -> Tensor:
-    """Returns the upper triangles, row by row, of the outer products of rows (M, n) and (M, n)."""
-    row, column = torch.triu_indices(first.shape[1], first.shape[1], device=first.device)
-    return first[:, row] * second[:, column]
-
-
-def _symmetric(upper: Tensor, size: int) -> Tensor:
-    """Returns the symmetric matrices (N, size, size) of upper triangles, row by row."""
-    matrices = upper.new_empty(len(upper), size, size)
-    row, column = torch.triu_indices(size, size, device=upper.device)
-    matrices[:, row, column] = upper
-    matrices[:, column, row] = upper
-    return matrices
 
 
 def fit_splats(splats: Splats, voxels: Tensor, model: Model, cameras: Cameras, steps: int) -> Splats:

@@ -1,12 +1,14 @@
-"""A field with deferred shading as a web page, which draws its stored values with WebGL2."""
+"""A field as a web page, which draws values that are stored at vertices with WebGL2."""
 
 from __future__ import annotations
 
 import base64
 import logging
+import math
 import re
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,16 +19,19 @@ from torch.nn import functional as F
 from voxelfield.export.lattice import check_finite_values
 from voxelfield.export.registry import ExportFormat, ExportSource
 from voxelfield.fields.decoders import DeferredMLPDecoder
-from voxelfield.fields.field import RadianceField
+from voxelfield.fields.field import Field, RadianceField
+from voxelfield.fields.harmonics import BASES, HarmonicsDecoder, common_directions
 from voxelfield.files import MARK, atomic_write, is_replaceable
 from voxelfield.grids.sparse_grid import BLOCK_CELLS
 from voxelfield.media.html import page_template
 from voxelfield.models.model import Model
-from voxelfield.rendering.backends import BakedImages, fastest_backend, shading_columns
+from voxelfield.ops import PackedSamples
+from voxelfield.rendering.backends import shading_columns
 from voxelfield.rendering.bricks import PER_VOXEL, Bricks, bake, can_bake, stored_bytes
 from voxelfield.rendering.cameras import Cameras, check_not_empty
 from voxelfield.rendering.paths import upright_axes
 from voxelfield.rendering.pixels import to_uint8
+from voxelfield.rendering.render import render_view
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +42,12 @@ _MAX_MEMORY = 2 << 30  # of textures, bytes
 _MAX_SIDE = 2048  # of a texture, in texels; browsers may offer fewer, and the page then says so
 _FILE = rb'"file": "((?:cells|blocks|log_density|values\d+|weights|environment)\.bin)"'  # in a page
 _PART = 12 << 20  # bytes that a page decodes at once
-_HARMONICS = 16  # of degree 3, which the page always computes
+# Of colours that depend on the direction at each sample: directions in which they are stored, and points by which these
+# and the principal components are chosen.
+_DIRECTIONS, _POINTS = 12, 1 << 13
+# Views in which the page is compared with the field, and their shorter side in pixels.
+_COMPARED, _COMPARED_SIDE = 3, 100
+_RAYS_AT_ONCE = 1 << 13
 
 
 class _Texture(NamedTuple):
@@ -51,21 +61,22 @@ class _Texture(NamedTuple):
 def save_web_page(folder: Path | str, model: Model, cameras: Cameras, title: str = "voxelfield") -> None:
     """Writes ``index.html``, a page that draws a field in a browser and lets one move through it.
 
-    The page draws the images of the backend ``render_baked_image``, without the lens, from values that are interpolated
-    (:meth:`voxelfield.rendering.bricks.Bricks.unpacked`) and rounded to 8 bits. It contains all data, unless they
-    exceed :data:`MAX_INLINE` when compressed: then they are loaded from files beside it.
+    With deferred shading, the page draws the images of the backend ``render_baked_image``, without the lens, from
+    values that are interpolated (:meth:`voxelfield.rendering.bricks.Bricks.unpacked`) and rounded to 8 bits. For other
+    fields, the view dependence of colours is approximated (:class:`voxelfield.fields.harmonics.HarmonicsDecoder`). The
+    log says how much the images differ from those of :func:`voxelfield.rendering.render.render_view`. The page contains
+    all data, unless they exceed :data:`MAX_INLINE` when compressed: then they are loaded from files beside it.
 
     Args:
         folder: Folder of the page, created if needed.
-        model: The model of a field that ``render_baked_image`` draws, such as
-            :attr:`voxelfield.trained.trained_model.TrainedModel.model`. The view turns around
+        model: The model, such as :attr:`voxelfield.trained.trained_model.TrainedModel.model`. The view turns around
             :attr:`voxelfield.Model.centre`.
         cameras: Cameras on any device; the first is where the page starts, and all of them determine the up direction.
         title: Title of the page.
 
     Raises:
-        ValueError: The field is not one that ``render_baked_image`` draws or is too large for a browser, or there are
-            no cameras.
+        ValueError: The field is one that :func:`check_drawable` rejects or is too large for a browser, or there are no
+            cameras.
         FloatingPointError: A density, feature or weight is not finite.
         FileExistsError: There is an ``index.html``, or a file of data beside it, that voxelfield has not written.
         OSError: A file cannot be written.
@@ -75,9 +86,11 @@ def save_web_page(folder: Path | str, model: Model, cameras: Cameras, title: str
     page = Path(folder) / "index.html"
     if not is_replaceable(page):
         raise FileExistsError(f"{page} was not written by voxelfield: choose another folder, or remove it")
-    bricks = bake(model.field, model.occupancy, _vertices_per_voxel(model))
-    textures = _textures(model, bricks)
+    field = _deferred(model, cameras)
+    bricks = bake(field, model.occupancy, _vertices_per_voxel(field, model))
+    textures = _textures(model, field, bricks)
     _check_size(textures, int((bricks.blocks >= 0).sum()))
+    _compare(model, _PageField(field, bricks, textures), cameras)
     stored = {texture.name: zlib.compress(texture.texels.cpu().numpy().tobytes()) for texture in textures}
     beside = sum(map(len, stored.values())) > MAX_INLINE
     files = {name: f"{name}.bin" for name in stored if beside}
@@ -101,8 +114,10 @@ def save_web_page(folder: Path | str, model: Model, cameras: Cameras, title: str
         "size": first.size(0),
         "up": upright_axes(cameras)[2].tolist(),
         "pivot": model.centre.tolist(),
+        "around": _surround(cameras, model.centre),
+        "bytes": sum(map(len, stored.values())),
     }
-    constants = "\n".join(_constants(model, bricks))
+    constants = "\n".join(_constants(model, field, bricks))
     template = page_template("voxelfield.export", "web.html")
     stale = _files_of(page) - set(files.values())
     with atomic_write(page) as opened:
@@ -110,6 +125,13 @@ def save_web_page(folder: Path | str, model: Model, cameras: Cameras, title: str
             opened.write(text.encode())
     for name in stale:
         page.with_name(name).unlink(missing_ok=True)
+
+
+def _surround(cameras: Cameras, centre: Tensor) -> bool:
+    """Returns whether cameras stand around a point (3,), with gaps of less than a right angle between them."""
+    x, y, _ = upright_axes(cameras) @ (cameras.c2w[:, :3, 3] - centre.to(cameras.c2w)).T.double()
+    angles = torch.atan2(y, x).sort().values
+    return bool((angles.diff(append=angles[:1] + 2 * math.pi) < math.pi / 2).all())
 
 
 def _files_of(page: Path) -> set[str]:
@@ -123,23 +145,110 @@ def _is_data(path: Path) -> bool:
     return not path.exists() or (path.is_file() and path.read_bytes().startswith(b"\x78\x9c"))
 
 
-def check_drawable(field: RadianceField) -> None:
-    """Raises ValueError, with the remedy, unless :func:`save_web_page` can draw a field."""
-    if BakedImages.serves(field):
-        return
-    if can_bake(field):
+def check_drawable(field: Field) -> None:
+    """Raises ValueError, with the remedy where there is one, unless :func:`save_web_page` can draw a field."""
+    if type(field) is not RadianceField:
+        raise ValueError(
+            f"field must be a RadianceField, a grid with a decoder, for a web page, got a {type(field).__name__}"
+        )
+    if needed := [name for name in field.extra_inputs if name not in field.optional_inputs]:
+        raise ValueError(
+            f"field must depend on position and direction alone for a web page, got one that needs {', '.join(needed)}"
+        )
+    if field.warp is not None and not field.warp.op_arguments:
         raise ValueError(
             "field must not be in normalised device coordinates for a web page: train it with warp.ndc=false"
         )
-    raise ValueError(
-        f"field must be one that {BakedImages.name} draws, got one that {fastest_backend(field).name} draws: train it "
-        "with model=pyramid model.shading=deferred"
-    )
 
 
-def _vertices_per_voxel(model: Model) -> int:
+@torch.no_grad()
+def _deferred(model: Model, cameras: Cameras) -> RadianceField:
+    """Returns the model's field, with approximate view dependence unless it has deferred shading that can be stored."""
+    field, occupancy = model.field, model.occupancy
+    if can_bake(field):
+        return field
+    random = torch.Generator().manual_seed(0)  # the same run gives the same page
+    cells = occupancy.occupied.nonzero()
+    if not len(cells):
+        raise ValueError("field must have occupied cells for a web page, got none: its training has found nothing")
+    some = cells[torch.randint(len(cells), (_POINTS,), generator=random).to(cells.device)]
+    low, edges = occupancy.aabb[0], occupancy.aabb.diff(dim=0)[0] / cells.new_tensor(occupancy.occupied.shape)
+    points = low + (some + torch.rand(some.shape, generator=random).to(low)) * edges
+    world = points if field.warp is None else field.warp.to_world(points)[0]
+    origins = cameras.c2w[torch.randint(len(cameras), (_POINTS,), generator=random), :3, 3].to(world)
+    directions, weights = common_directions(F.normalize(world - origins, dim=-1), _DIRECTIONS)
+    features, inputs = field.grid(points), {"position": points} if "position" in field.decoder.extra_inputs else {}
+    importance = -torch.expm1(-field.density_in_warp(points) * model.grid.voxel_size.min())
+    decoder = HarmonicsDecoder(field.decoder, directions, weights, features, importance, **inputs)
+    return RadianceField(field.grid, decoder, field.warp)
+
+
+class _PageField(Field):
+    """The values that a page has, as the page interpolates them, with the box, the warp and the shading of a field."""
+
+    def __init__(self, field: RadianceField, bricks: Bricks, textures: list[_Texture]) -> None:
+        self._field, self.warp, self.shade = field, field.warp, field.shade
+        self._lattice, self._blocks = bricks.aabb, bricks.blocks
+        self._low, self._extent = (each[: field.decoder.emitted] for each in (bricks.low, bricks.extent))
+        stored = {texture.name: texture.texels for texture in textures}
+        self._log_density = stored["log_density"][..., None]
+        self._values = [texels for name, texels in stored.items() if name.startswith("values")]
+
+    @property
+    def aabb(self) -> Tensor:
+        """See :class:`Field`."""
+        return self._field.aabb
+
+    def density(self, points: Tensor) -> Tensor:
+        """See :class:`Field`; for a field without a warp."""
+        return self.density_in_warp(points)
+
+    def density_in_warp(self, warped: Tensor) -> Tensor:
+        """See :class:`Field`."""
+        return self._read(warped, [self._log_density])[0][:, 0].exp()
+
+    def sample(self, samples: PackedSamples, directions: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Field`."""
+        logs, *values = self._read(samples.positions, [self._log_density, *self._values])
+        emitted = torch.cat(values, dim=1)[:, : len(self._low)] / 255
+        return logs[:, 0].exp(), self._low + self._extent * emitted
+
+    def _read(self, warped: Tensor, atlases: list[Tensor]) -> list[Tensor]:
+        """Interpolates arrays of the atlas at (M, 3); returns (M, channels) of each, -inf where no block is stored."""
+        count = self._blocks.new_tensor(self._blocks.shape)
+        unit = (warped - self._lattice[0]) / (self._lattice[1] - self._lattice[0])
+        at = (unit.nan_to_num().clamp(0, 1) * BLOCK_CELLS) * count
+        block = (at / BLOCK_CELLS).long().minimum(count - 1)
+        found = self._blocks[block.unbind(1)].long()
+        within = at - BLOCK_CELLS * block
+        first = within.long().clamp(max=BLOCK_CELLS - 1)
+        number = torch.stack((found >> 20, found >> 10, found), dim=1) & 1023
+        corner, fraction = (BLOCK_CELLS + 1) * number.where(found[:, None] >= 0, 0) + first, within - first
+        results = [atlas.new_zeros(len(at), atlas.shape[-1], dtype=torch.float32) for atlas in atlases]
+        for offset in torch.cartesian_prod(*[torch.arange(2, device=at.device)] * 3):
+            weight = (fraction * offset + (1 - fraction) * (1 - offset)).prod(dim=1, keepdim=True)
+            for result, atlas in zip(results, atlases, strict=True):
+                result += weight * atlas[(corner + offset).unbind(1)].float()
+        return [result.masked_fill(found[:, None] < 0, -math.inf) for result in results]
+
+
+def _compare(model: Model, shown: _PageField, cameras: Cameras) -> None:
+    """Logs the PSNR of some small images as a page draws them against images of the field."""
+    some = cameras[torch.linspace(0, len(cameras) - 1, min(_COMPARED, len(cameras))).long()].to(model.device)
+    some = replace(some.pinholes(), values={})
+    some = some.shrunk(max(1, some.shortest_side // _COMPARED_SIDE))
+    errors = []
+    for index in range(len(some)):
+        scene = (some, index, model.occupancy, model.settings, model.background, _RAYS_AT_ONCE)
+        first, second = (render_view(field, *scene).rgb.clamp(0, 1) for field in (model.field, shown))
+        errors.append((first - second).square().mean())
+    psnr = -10 * torch.stack(errors).mean().clamp(min=1e-10).log10()
+    logger.info("images of the page differ from those of the field by %.1f dB (PSNR of %d views)", psnr, len(some))
+
+
+def _vertices_per_voxel(field: RadianceField, model: Model) -> int:
     """Returns as many vertices for each voxel as a page has room for; fewer are reported."""
-    size = stored_bytes(model.field, model.occupancy)
+    size = stored_bytes(field, model.occupancy)
     if size <= _MAX_MEMORY:
         return PER_VOXEL
     logger.warning(
@@ -161,7 +270,7 @@ def _check_size(textures: list[_Texture], blocks: int) -> None:
         )
 
 
-def _textures(model: Model, bricks: Bricks) -> list[_Texture]:
+def _textures(model: Model, field: RadianceField, bricks: Bricks) -> list[_Texture]:
     """Returns all that the shader reads, in its names and formats."""
     log_density, values = bricks.unpacked()
     textures = [
@@ -172,7 +281,7 @@ def _textures(model: Model, bricks: Bricks) -> list[_Texture]:
             _Texture(f"values{number}", "RGBA8", four.contiguous())
             for number, four in enumerate(values.split(4, dim=-1))
         ),
-        _Texture("weights", "RGBA32F", _packed_weights(model.field, bricks)),
+        _Texture("weights", "RGBA32F", _packed_weights(field, bricks)),
     ]
     if model.environment is not None:
         # A column of the other side at each edge, between which and the next a browser interpolates.
@@ -187,9 +296,12 @@ def _textures(model: Model, bricks: Bricks) -> list[_Texture]:
 def _packed_weights(field: RadianceField, bricks: Bricks) -> Tensor:
     """Returns the matrices of the colour network below each other, (1, rows, columns / 4, 4) float32.
 
+    Of a :class:`HarmonicsDecoder`, these are the coefficients for red, green, blue and nothing, value by value.
     Rows and columns of each matrix are padded to multiples of four.
     """
     decoder = field.decoder
+    if isinstance(decoder, HarmonicsDecoder):
+        return F.pad(decoder.basis, (0, 0, 0, 1, 3, 0)).reshape(1, -1, BASES // 4, 4)
     assert isinstance(decoder, DeferredMLPDecoder)
     first, *others = (matrix.detach().float() for matrix in decoder.color_network)
     matrices = [shading_columns(decoder, first, len(bricks.low)), *others]
@@ -198,20 +310,23 @@ def _packed_weights(field: RadianceField, bricks: Bricks) -> Tensor:
     return torch.cat(padded).view(1, -1, columns // 4, 4)
 
 
-def _constants(model: Model, bricks: Bricks) -> Iterator[str]:
+def _constants(model: Model, field: RadianceField, bricks: Bricks) -> Iterator[str]:
     """Yields the lines that define the constants of the shader."""
-    field, settings = model.field, model.settings
-    decoder = field.decoder
-    assert isinstance(decoder, DeferredMLPDecoder)
-    textures, width = len(bricks.low) // 4, -(-decoder.color_network[0].shape[0] // 4)
+    settings, decoder = model.settings, field.decoder
+    textures, layers, width = len(bricks.low) // 4, 0, 0
+    if isinstance(decoder, HarmonicsDecoder):
+        yield "#define HARMONICS"
+    else:
+        assert isinstance(decoder, DeferredMLPDecoder)
+        layers, width = len(decoder.color_network), -(-decoder.color_network[0].shape[0] // 4)
     yield f"#define TEXTURES {textures}"
     if model.environment is not None:
         yield "#define ENVIRONMENT"
     counts = {
         "BLOCK_CELLS": BLOCK_CELLS,
-        "LAYERS": len(decoder.color_network),
+        "LAYERS": layers,
         "WIDTH": width,
-        "COLUMNS": max(textures + _HARMONICS // 4, width),
+        "COLUMNS": max(textures + BASES // 4, width),
     }
     yield from (f"const int {name} = {value};" for name, value in counts.items())
     numbers = {
@@ -255,7 +370,7 @@ def _write(folder: Path, source: ExportSource) -> str:
 
 WEB = ExportFormat(
     name="web",
-    help="a web page that draws the field, for fields with deferred shading; needs the scene",
+    help="a web page that draws the field; needs the scene",
     opens="a browser",
     write=_write,
     check_source=lambda source: check_drawable(source.run.field),

@@ -62,6 +62,20 @@ class Grid(nn.Module):
         levels, copies = self.levels[: self.active], self.working_copies
         return list(levels) if copies is None or needs_long_path() else list(copies.current(levels))
 
+    @property
+    def finest_resolution(self) -> tuple[int, int, int]:
+        """Number of vertices along x, y and z of the finest level that is read."""
+        return self.resolution
+
+    def finest_voxels(self) -> tuple[Tensor, tuple[int, int, int]]:
+        """Returns the distances (3,) between vertices of the finest level that is read, and its cells.
+
+        Returns:
+            The distances along x, y and z, float64, in the units of :attr:`aabb`; and how many of them its edges have.
+        """
+        x, y, z = (max(vertices - 1, 1) for vertices in self.finest_resolution)
+        return self.aabb.double().diff(dim=0)[0] / self.aabb.new_tensor((x, y, z), dtype=torch.float64), (x, y, z)
+
     def resize(
         self,
         mean_resolution: int,

@@ -160,15 +160,11 @@ class VoxelPyramid(Grid):
         """Distance between neighbouring vertices of that level: (3,), world units."""
         return self._finest.voxel_size
 
-    def finest_voxels(self) -> tuple[Tensor, tuple[int, int, int]]:
-        """Returns the distances (3,) between vertices of the finest active level, sparse ones included, and its cells.
-
-        Returns:
-            The distances along x, y and z, float64, in the units of :attr:`aabb`; and how many of them its edges have.
-        """
+    @property
+    def finest_resolution(self) -> tuple[int, int, int]:
+        """Number of vertices along x, y and z of the finest active level, sparse ones included."""
         finest: VoxelGrid | SparseGrid = next(reversed(self._active_sparse), self._finest)
-        x, y, z = (vertices - 1 for vertices in finest.resolution)
-        return self.aabb.double().diff(dim=0)[0] / self.aabb.new_tensor((x, y, z), dtype=torch.float64), (x, y, z)
+        return finest.resolution
 
     @property
     def _finest(self) -> VoxelGrid:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from voxelfield.fields.decoders import DeferredMLPDecoder
 from voxelfield.fields.field import RadianceField, single_samples
+from voxelfield.fields.harmonics import HarmonicsDecoder
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.sparse_grid import BLOCK_CELLS, BLOCK_VERTICES, SparseGrid, overlapping_sums
 from voxelfield.progress import tracked
@@ -117,10 +118,11 @@ def bake(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VO
 
     Blocks are left out if they have no occupied cell, or if the field has sparse levels but none of these has a block
     there. Synchronises with the device. A block of 8 x 8 x 8 vertices, which has 3.5 voxels along each axis, takes
-    512 bytes, and 4 or 8 for each of its 8 to 512 vertices with values. The field must be one that :func:`can_bake`.
+    512 bytes, and 4 or 8 for each of its 8 to 512 vertices with values. The field must be one that :func:`can_bake`, or
+    have a :class:`voxelfield.fields.harmonics.HarmonicsDecoder`.
     """
     decoder = field.decoder
-    assert isinstance(decoder, DeferredMLPDecoder)
+    assert isinstance(decoder, DeferredMLPDecoder | HarmonicsDecoder)
     lattice, voxel = _lattice(field, per_voxel)
     lattice.allocate(_blocks_with_content(lattice, field, occupancy), lattice.aabb)
     box, low = lattice.aabb, field.grid.aabb[0].double()
@@ -141,7 +143,8 @@ def bake(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VO
             inside = occupancy.contains(positions.view(-1, 3)).view(opaque.shape)
             yield emission[opaque & inside]
 
-    some = torch.linspace(0, lattice.count - 1, min(lattice.count, _RANGE_BLOCKS), device=box.device).long()
+    many = _RANGE_BLOCKS // (8 if isinstance(decoder, HarmonicsDecoder) else 1)  # which takes that much longer
+    some = torch.linspace(0, lattice.count - 1, min(lattice.count, many), device=box.device).long()
     lowest, highest = _ranges(absorbing(some), decoder.emitted, box)
     lowest[:3], highest[:3] = 0, 1
     extent = (highest - lowest).clamp(min=1e-6)
@@ -300,13 +303,12 @@ def stored_bytes(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int 
 
 def _width(field: RadianceField) -> int:
     """Returns the number of values that are stored for a vertex."""
-    assert isinstance(field.decoder, DeferredMLPDecoder)
+    assert isinstance(field.decoder, DeferredMLPDecoder | HarmonicsDecoder)
     return next(width for width in _WIDTHS if width >= field.decoder.emitted)
 
 
 def _lattice(field: RadianceField, per_voxel: int) -> tuple[SparseGrid, Tensor]:
     """Returns a lattice without blocks, and the distances (3,) float64 between its vertices along x, y and z."""
-    assert isinstance(field.grid, VoxelPyramid)
     voxel, voxels = field.grid.finest_voxels()
     voxel = voxel / per_voxel
     # Some vertices coincide with vertices of the finest level, so the last blocks may end outside.
@@ -321,13 +323,13 @@ def _blocks_with_content(lattice: SparseGrid, field: RadianceField, occupancy: O
 
     Sparse levels have blocks where the training images showed something.
     """
-    assert isinstance(field.grid, VoxelPyramid)
 
     def overlapped(cells: Tensor, aabb: Tensor) -> Tensor:
         return overlapping_sums(cells, aabb, lattice.exists.shape, lattice.aabb) > 0
 
     wanted = overlapped(occupancy.occupied, occupancy.aabb)
-    levels = [overlapped(grid.exists, grid.aabb) for grid in field.grid.sparse_grids if grid.count > 0]
+    sparse = field.grid.sparse_grids if isinstance(field.grid, VoxelPyramid) else []
+    levels = [overlapped(grid.exists, grid.aabb) for grid in sparse if grid.count > 0]
     return wanted & torch.stack(levels).any(dim=0) if levels else wanted
 
 

@@ -129,7 +129,14 @@ void march_pieces(vec3 origin, vec3 direction) {
 }
 #endif
 
-// Returns the colour of the ray from its mean values and its direction, see DeferredMLPDecoder.shade.
+// Returns four columns of four rows, of which a row vector is multiplied with each.
+mat4 rows_of_weights(int column, int row) {
+  return mat4(texelFetch(weights, ivec3(column, row, 0), 0), texelFetch(weights, ivec3(column, row + 1, 0), 0),
+              texelFetch(weights, ivec3(column, row + 2, 0), 0), texelFetch(weights, ivec3(column, row + 3, 0), 0));
+}
+
+// Returns the colour of the ray from its mean values and its direction, see the method shade of DeferredMLPDecoder and of
+// HarmonicsDecoder.
 vec3 shade(vec3 d) {
   vec4 layer[COLUMNS], outputs[COLUMNS];
   for (int i = 0; i < TEXTURES; ++i) layer[i] = LOW[i] + EXTENT[i] * sums[i] / max(opacity, 1e-6);
@@ -142,14 +149,23 @@ vec3 shade(vec3 d) {
   layer[TEXTURES + 3] = vec4(0.37317633 * d.z * (5.0 * dd.z - 3.0), -0.45704580 * d.x * (5.0 * dd.z - 1.0),
                              1.44530572 * d.z * (dd.x - dd.y), -0.59004359 * d.x * (dd.x - 3.0 * dd.y));
   int columns = TEXTURES + 4, row = 0;
+#ifdef HARMONICS
+  for (int i = 0; i < 4 * TEXTURES; ++i) {
+    vec4 sum = vec4(0.0);
+    for (int j = 0; j < 4; ++j) {
+      sum += layer[TEXTURES + j] * rows_of_weights(j, row);
+    }
+    diffuse += layer[i / 4][i % 4] * sum.rgb;
+    row += 4;
+  }
+  return diffuse;
+#else
   for (int number = 1; number <= LAYERS; ++number) {
     int rows = number < LAYERS ? WIDTH : 1;
     for (int i = 0; i < rows; ++i) {
       vec4 sum = vec4(0.0);
       for (int j = 0; j < columns; ++j) {
-        sum += layer[j] * mat4(texelFetch(weights, ivec3(j, row, 0), 0), texelFetch(weights, ivec3(j, row + 1, 0), 0),
-                               texelFetch(weights, ivec3(j, row + 2, 0), 0),
-                               texelFetch(weights, ivec3(j, row + 3, 0), 0));
+        sum += layer[j] * rows_of_weights(j, row);
       }
       outputs[i] = number < LAYERS ? max(sum, 0.0) : sum;
       row += 4;
@@ -158,6 +174,7 @@ vec3 shade(vec3 d) {
     columns = rows;
   }
   return diffuse + layer[0].rgb;
+#endif
 }
 
 // Returns the colour behind the field, see Environment.forward.

@@ -3,6 +3,7 @@
 const scene = JSON.parse(document.getElementById("scene").textContent);
 const canvas = document.querySelector("canvas");
 const message = document.getElementById("message");
+const bar = document.querySelector("progress");
 const FORMATS = {
   R8UI: ["RED_INTEGER", "UNSIGNED_BYTE", Uint8Array],
   R32I: ["RED_INTEGER", "INT", Int32Array],
@@ -32,13 +33,20 @@ function decode(text) {
 async function load(name, file) {
   const blobs = [];
   for (const part of document.querySelectorAll(`script[data-array="${name}"]`)) {
-    blobs.push(new Blob([decode(part.textContent)]));
+    const bytes = decode(part.textContent);
+    blobs.push(new Blob([bytes]));
+    bar.value += bytes.length;
     part.remove();
+    await new Promise((resume) => setTimeout(resume)); // so that the bar is drawn
   }
   if (file) {
     const response = await fetch(file);
     if (!response.ok) throw new Error(`${file}: ${response.status} ${response.statusText}`);
-    blobs.push(await response.blob());
+    const transform = (chunk, controller) => {
+      bar.value += chunk.length;
+      controller.enqueue(chunk);
+    };
+    blobs.push(await new Response(response.body.pipeThrough(new TransformStream({ transform }))).blob());
   }
   const stream = new Blob(blobs).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Response(stream).arrayBuffer();
@@ -80,6 +88,7 @@ async function prepare() {
   const longest = Math.max(...scene.arrays.flatMap((array) => array.shape));
   if (longest > limit) throw new Error(`Needs 3D textures ${longest} long; this browser has at most ${limit}.`);
   useProgram();
+  bar.max = scene.bytes;
   gl.pixelStorei(gl.UNPACK_ALIGNMENT, 1);
   for (const [unit, array] of scene.arrays.entries()) await addTexture(unit, array);
   if (gl.getError() === gl.OUT_OF_MEMORY) throw new Error("The graphics memory is too small for this scene.");
@@ -152,6 +161,25 @@ function intrinsicsOf(width, height) {
   const [w, h] = scene.size;
   const scale = Math.min(width / w, height / h);
   return [scale * fx, scale * fy, width / 2 + scale * (cx - w / 2), height / 2 + scale * (cy - h / 2)];
+}
+
+// The turn until somebody touches the page: around the scene, or to and fro where cameras saw one side of it only.
+
+const TURN = 0.2; // radians per second, at most
+const SWAY = 0.3; // radians to both sides
+let turning = !matchMedia("(prefers-reduced-motion: reduce)").matches;
+let turned = 0; // seconds
+
+function turnSlowly(seconds) {
+  turned += seconds;
+  turn(view.pivot, TURN * seconds * (scene.around ? 1 : Math.cos((TURN / SWAY) * turned)), 0);
+}
+
+for (const touch of ["pointerdown", "wheel", "keydown"]) {
+  addEventListener(touch, () => {
+    turning = false;
+    document.getElementById("hint").style.opacity = 0;
+  });
 }
 
 // Controls
@@ -235,6 +263,7 @@ function frame(now) {
   const seconds = (now - previous) / 1000;
   previous = now;
   fly(Math.min(seconds, 0.1));
+  if (turning) turnSlowly(Math.min(seconds, 0.1));
   if (changed) {
     // The first frame of a movement follows a pause, which tells nothing.
     if (now - moved < PAUSE && seconds > SLOW) share = Math.max(0.8 * share, 0.15);
@@ -260,9 +289,11 @@ async function start() {
     await prepare();
     reset();
     message.textContent = "";
+    bar.remove();
     canvas.focus();
     requestAnimationFrame(frame);
   } catch (error) {
+    bar.remove();
     const alone = location.protocol === "file:" && error instanceof TypeError;
     message.textContent = alone
       ? "This page has files beside it, which browsers load only from a server: run python -m http.server here."
