@@ -85,7 +85,7 @@ setup(
     | {name: ["*.yaml"] for name in CONFIGS}
     | {name: ["*.json", "*.png"] for name in SCENES}
     | {
-        "voxelfield": ["py.typed"],
+        "voxelfield": ["py.typed", "templates/*"],
         "voxelfield.captures": ["templates/*"],
         "voxelfield.datasets": ["manifests/*.json"],
         "voxelfield.export": ["templates/*"],

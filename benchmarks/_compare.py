@@ -29,7 +29,8 @@ class Case:
         size: Shape, as printed.
         points: Name of the point set, empty if there is only one.
         make: Creates a new set of inputs.
-        alternatives: Functions that prepare each alternative for a set of inputs; the first one is ours.
+        alternatives: Functions that prepare each alternative for a set of inputs; the first one is ours. The others may
+            lack passes.
         rivals: The alternatives, the best of which is compared with ours in the ratio.
         floor: Counts the bytes to move.
         float64_errors: Compares our results, by pass, with float64.
@@ -55,6 +56,11 @@ class Case:
 def flattened(tensors: Results) -> Tensor:
     """Returns the elements of several tensors concatenated in a 1-D tensor of at least float32."""
     return torch.cat([x.flatten().float() if x.dtype.itemsize < 4 else x.flatten() for x in tensors])
+
+
+def _difference(some: Results, others: Results) -> float:
+    """Returns the largest relative difference of corresponding tensors."""
+    return max(harness.relative_error(flattened((a,)), flattened((b,))) for a, b in zip(some, others, strict=True))
 
 
 def forward_error(inputs: Inputs, output: Tensor, reduce: Callable[[list[Tensor]], Tensor]) -> float:
@@ -154,17 +160,20 @@ def run(case: Case, session: harness.Session) -> list[dict[str, Any]]:
                     ),
                     "difference_from_ours": {},
                 }
-        for what, row in rows.items():
-            error = harness.relative_error(flattened(results[what]), flattened(ours[what]))
+        for what, result in results.items():
             label = f"{case.label}: {what} of {name} against ours"
-            row["difference_from_ours"][name] = harness.check(label, error, case.tolerance)
+            error = harness.check(label, _difference(result, ours[what]), case.tolerance)
+            rows[what]["difference_from_ours"][name] = error
+        existing = list(results)
         del results
-        for what, row in rows.items():
-            row["ms"][name] = harness.measure([p[what].call for p in prepared], session.device, session.how)
+        for what in existing:
+            rows[what]["ms"][name] = harness.measure([p[what].call for p in prepared], session.device, session.how)
     for row in rows.values():
         medians = {name: timing.median for name, timing in row["ms"].items()}
         best = next(iter(medians.values()))
-        row["ratio"] = min(medians[name] for name in case.rivals) / best
+        row["ratio"] = min((medians[name] for name in case.rivals if name in medians), default=None)
+        if row["ratio"] is not None:
+            row["ratio"] /= best
         row["fraction_of_floor"] = row["floor_ms"] / best
     return list(rows.values())
 
@@ -185,16 +194,17 @@ def _print_tables(rows: list[dict[str, Any]], ratios: dict[str, str]) -> None:
         chosen = [row for row in rows if row["op"] == op]
         if not chosen:
             continue
-        names = list(chosen[0]["ms"])
+        names = list(dict.fromkeys(name for row in chosen for name in row["ms"]))
         titles = {"two_pass_ms": "two-pass", "l2_ms": "L2"}
         extra = [key for key in titles if any(row.get(key) is not None for row in chosen)]
         lines = []
         for row in chosen:
             label = " ".join(filter(None, (row["size"], row["points"], row["pass"])))
-            times = [f"{row['ms'][name].median:.3f}" for name in names]
+            times = [f"{row['ms'][name].median:.3f}" if name in row["ms"] else "-" for name in names]
+            factor = "-" if row["ratio"] is None else f"{row['ratio']:.2f}x"
             bounds = [f"{row['floor_ms']:.3f}", f"{100 * row['fraction_of_floor']:.0f}%"]
             bounds += ["-" if row.get(key) is None else f"{row[key]:.3f}" for key in extra]
-            lines.append([label, *times, f"{row['ratio']:.2f}x", *bounds])
+            lines.append([label, *times, factor, *bounds])
         header = [f"{op}, ms", *names, ratio, "floor", "reached", *(titles[key] for key in extra)]
         print("\n" + harness.table(header, lines))
 

@@ -43,10 +43,10 @@ import _plot
 import torch
 
 from voxelfield._library import ensure_loaded
+from voxelfield.components.logger import NullLogger
 from voxelfield.datasets.scene import Split
 from voxelfield.runs.train import load_configured_scene
 from voxelfield.settings import RunConfig, preset
-from voxelfield.training.logs import NullLogger
 from voxelfield.training.session import Session
 
 FINEST_RESOLUTIONS = {"cuda": (128, 192, 512, 768, 1024), "cpu": (32, 64, 96)}

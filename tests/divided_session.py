@@ -25,6 +25,7 @@ from quick_presets import preset
 
 import voxelfield
 from voxelfield import processes as group
+from voxelfield.components.logger import NullLogger
 from voxelfield.components.lost_cameras import shrunk
 from voxelfield.components.robust import RobustWeights
 from voxelfield.components.structure import structure_weights
@@ -38,7 +39,6 @@ from voxelfield.trained.checkpoint_file import load_checkpoint
 from voxelfield.training import optimizer
 from voxelfield.training import state as state_module
 from voxelfield.training.checkpoints import fingerprint
-from voxelfield.training.logs import NullLogger
 from voxelfield.training.session import Session
 
 FIXTURE = Path(__file__).resolve().parent / "fixtures" / "lego"

@@ -226,6 +226,73 @@ SAMPLING = {
         make=lambda n: {"feats": rand(n, 8, 4), "points": rand(n, 3) * 4 - 2},
         reference=reference.interpolate_cells,
     ),
+    "sample_trilinear, image with_gradient": Contract(
+        call=partial(ops.sample_trilinear, padding="reflection", with_gradient=True),
+        make=lambda n: {"grid": rand(3, 4, 2), "points": of_points(n)["points"][:, :2]},
+        reference=lambda grid, points: reference.with_slopes(
+            lambda p: reference.sample_separable(grid, p, "linear", "reflection"), points
+        ),
+    ),
+    "sample_trilinear, tables": Contract(
+        call=partial(ops.sample_trilinear, padding="zeros"),
+        make=lambda n: {"grid": rand(2, 5, 3), "points": of_points(2 * n)["points"].view(2, n, 3)[..., :1]},
+        reference=lambda grid, points: torch.stack(
+            [reference.sample_separable(g, p, "linear", "zeros") for g, p in zip(grid, points, strict=True)]
+        ),
+    ),
+    "sample_cubic": Contract(
+        call=ops.sample_cubic,
+        make=lambda n: of_points(n, grid=rand(3, 2, 4, 2)),
+        reference=lambda grid, points: reference.sample_separable(grid, points, "bspline"),
+    ),
+    "sample_cubic, images": Contract(
+        call=partial(ops.sample_cubic, kernel="convolution", padding="reflection", align_corners=False),
+        make=lambda n: {"grid": rand(2, 3, 5, 2), "points": of_points(2 * n)["points"].view(2, n, 3)[..., 1:]},
+        reference=lambda grid, points: torch.stack(
+            [
+                reference.sample_separable(g, p, "convolution", "reflection", False)
+                for g, p in zip(grid, points, strict=True)
+            ]
+        ),
+    ),
+    "sample_cubic, with_gradient": Contract(
+        call=partial(ops.sample_cubic, padding="zeros", with_gradient=True),
+        make=lambda n: of_points(n, grid=rand(3, 2, 4, 2)),
+        reference=lambda grid, points: reference.with_slopes(
+            lambda p: reference.sample_separable(grid, p, "bspline", "zeros"), points
+        ),
+    ),
+    "splat_trilinear": Contract(
+        call=partial(ops.splat_trilinear, resolution=(3, 2, 4), padding="periodic"),
+        make=lambda n: of_points(n, values=rand(n, 2)),
+        reference=lambda values, points: reference.splat_separable(values, points, (3, 2, 4), "linear", "periodic"),
+    ),
+    "splat_trilinear, weights": Contract(
+        call=partial(ops.splat_trilinear, resolution=(4, 3), with_weights=True),
+        make=lambda n: {"values": rand(n, 2), "points": of_points(n)["points"][:, :2], "weights": rand(n)},
+        reference=lambda values, points, weights: (
+            reference.splat_separable(values * weights[:, None], points, (4, 3), "linear"),
+            reference.splat_separable(weights[:, None], points, (4, 3), "linear")[..., 0],
+        ),
+    ),
+    "splat_cubic": Contract(
+        call=partial(ops.splat_cubic, resolution=(3, 2, 4), padding="reflection"),
+        make=lambda n: of_points(n, values=rand(n, 2)),
+        reference=lambda values, points: reference.splat_separable(values, points, (3, 2, 4), "bspline", "reflection"),
+    ),
+    "bspline_prefilter": Contract(
+        call=partial(ops.bspline_prefilter, padding="reflection"),
+        make=lambda n: {"grid": rand(max(n, 1), 3, 2)},
+        reference=lambda grid: reference.bspline_coefficients(grid, 2, "reflection"),
+        any_size=False,
+    ),
+    "grid_sample, image": Contract(
+        call=partial(ops.grid_sample, mode="bicubic", padding_mode="border", align_corners=False),
+        make=lambda n: {"input": rand(1, 2, 3, 4), "grid": rand(1, n, 1, 2) * 3 - 1.5},
+        reference=lambda input, grid: reference.sample_separable(
+            input[0].permute(2, 1, 0), grid.flatten(0, 2) / 2 + 0.5, "convolution", "border", False
+        ).T.view(1, 2, -1, 1),
+    ),
     "sample_in_box": Contract(
         call=lambda grid, points, aabb, padding: TABLE["sample_in_box"](grid, points, aabb, padding),
         make=lambda n: of_points(n, grid=rand(3, 2, 3, 2)) | {"aabb": BOX.double(), "padding": 1},
@@ -233,8 +300,8 @@ SAMPLING = {
     ),
 }
 for name, row in SAMPLING.items():
-    options = {"dtypes": EVERY, "coordinates": ("points", "aabb", "grid" if name == "grid_sample" else "")}
-    SAMPLING[name] = replace(row, **options, blamed="trilinear sampling|sampling with_gradient|sample_in_box")
+    options = {"dtypes": EVERY, "coordinates": ("points", "aabb", "grid" if name.startswith("grid_sample") else "")}
+    SAMPLING[name] = replace(row, **options, blamed="trilinear sampling|sampling (with_gradient|by)|sample_in_box")
 
 # --- rays of samples
 
@@ -568,7 +635,7 @@ SPACE = {
         call=render_baked_image,
         make=lambda n: (
             of_image(n)
-            | {"density": torch.zeros(8, 8, 8, dtype=torch.uint8), "log_low": -5.0, "log_step": 0.1}
+            | {"density": torch.zeros(8, 8, 8, dtype=torch.uint8), "log_low": 0.0, "log_step": 0.1}
             | {"values": torch.zeros(512, 4, dtype=torch.uint8), "first": torch.zeros(1, dtype=torch.int32)}
             | {"side": torch.full((1,), 8, dtype=torch.uint8), "ranges": torch.zeros(1, 2, 8, dtype=torch.uint8)}
             | {"low": torch.zeros(8), "extent": torch.ones(8), "background": torch.ones(3), "degree": 0}

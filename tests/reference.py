@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -66,10 +66,94 @@ def sample_grid(
 
 def sample_grid_with_gradient(grid: Tensor, points: Tensor, *options: object) -> tuple[Tensor, Tensor]:
     """The same (N, C), and its derivative in each point (N, C, 3)."""
+    return with_slopes(lambda points: sample_grid(grid, points, *options), points)
+
+
+def axis_weights(x: Tensor, size: int, kernel: str, padding: str = "border", align_corners: bool = True) -> Tensor:
+    """The weights (N, size) of all vertices of an axis at coordinates (N,) in the unit interval, by a kernel.
+
+    Vertices that a cubic kernel needs beyond the ends are replaced one by one, as in the bicubic ``F.grid_sample``; the
+    coordinate of the other kernels is moved, as in its other modes.
+    """
+    last = size - 1
+    u = x * last if align_corners else x * size - 0.5
+    if kernel in ("nearest", "linear"):
+        if padding == "reflection":
+            low, span = (0.0, last) if align_corners else (-0.5, size)
+            u = low + span - (torch.remainder(u - low, 2 * max(span, 0.5)) - span).abs() if span else u * 0
+        if padding in ("border", "reflection"):
+            u = torch.where((u > 0) & (u < last), u, u.clamp(0, last).detach())
+    u = u.detach().round() if kernel == "nearest" else u
+    lower = u.detach().floor()
+    f = u - lower
+    if kernel == "bspline":
+        inner, outer = (lambda t: 2 / 3 - t**2 + t**3 / 2), (lambda t: (1 - t) ** 3 / 6)
+    else:
+        inner, outer = (lambda t: 1 - 2.25 * t**2 + 1.25 * t**3), (lambda t: -0.75 * (t - 2 * t**2 + t**3))
+    taps = {
+        "nearest": {0: torch.ones_like(f)},
+        "linear": {0: 1 - f, 1: f},
+    }.get(kernel) or {-1: outer(f), 0: inner(f), 1: inner(1 - f), 2: outer(1 - f)}
+    total = x.new_zeros(len(x), size)
+    for place, weight in taps.items():
+        vertex = (lower + place).long()
+        exists = (vertex >= 0) & (vertex <= last)
+        if padding == "periodic":
+            vertex = vertex.remainder(size)
+        elif padding == "reflection" and size > 1:
+            period = 2 * last if align_corners else 2 * size
+            vertex = vertex.remainder(period)
+            vertex = torch.where(vertex < size, vertex, period - vertex - (0 if align_corners else 1))
+        weight = torch.where(exists, weight, 0 * weight) if padding == "zeros" else weight
+        total = total + weight[:, None] * torch.nn.functional.one_hot(vertex.clamp(0, last), size)
+    return total
+
+
+def weights_of_points(points: Tensor, sizes: Sequence[int], *options: object) -> list[Tensor]:
+    """The same for each axis of a grid and points (N, D), of which those that are not finite have none."""
+    finite = torch.isfinite(points).all(dim=1, keepdim=True)
+    points = torch.where(finite, points, points.new_zeros(()))
+    return [axis_weights(points[:, a], size, *options) * finite for a, size in enumerate(sizes)]
+
+
+def sample_separable(grid: Tensor, points: Tensor, *options: object) -> Tensor:
+    """Samples (X, C), (X, Y, C) or (X, Y, Z, C) at (N, D) in the unit cube; options as of :func:`axis_weights`."""
+    *sizes, _ = grid.shape
+    total = grid.expand(len(points), *grid.shape)
+    for weights in weights_of_points(points, sizes, *options):
+        total = (weights.view(*weights.shape, *[1] * (total.dim() - 2)) * total).sum(1)
+    return total
+
+
+def splat_separable(values: Tensor, points: Tensor, sizes: Sequence[int], *options: object) -> Tensor:
+    """Adds values (N, C) up in a grid of these sizes, each times the weights of all vertices."""
+    total = values
+    for weights in reversed(weights_of_points(points, sizes, *options)):
+        total = weights.view(*weights.shape, *[1] * (total.dim() - 1)) * total.unsqueeze(1)
+    return total.sum(0)
+
+
+def bspline_coefficients(grid: Tensor, axes: int, padding: str = "border", align_corners: bool = True) -> Tensor:
+    """Solves for what takes the values of (..., X, C) to (..., X, Y, Z, C) at the vertices, with a matrix an axis."""
+    for axis in range(-axes - 1, -1):
+        size = grid.shape[axis]
+        vertices = torch.arange(size, dtype=torch.float64)
+        vertices = vertices / max(size - 1, 1) if align_corners else (vertices + 0.5) / size
+        matrix = axis_weights(vertices, size, "bspline", padding, align_corners)
+        grid = (
+            torch.linalg.solve(matrix, grid.movedim(axis, 0).flatten(1))
+            .view(grid.movedim(axis, 0).shape)
+            .movedim(0, axis)
+        )
+    return grid
+
+
+def with_slopes(sample: Callable[[Tensor], Tensor], points: Tensor) -> tuple[Tensor, Tensor]:
+    """What a function of points (N, D) samples, (N, C), and its derivative in each point (N, C, D)."""
     points = points if points.requires_grad else points.detach().requires_grad_()
-    value = sample_grid(grid, points, *options)
+    value = sample(points)
     slopes = [torch.autograd.grad(value[:, c].sum(), points, create_graph=True)[0] for c in range(value.shape[1])]
-    return value, torch.stack(slopes, dim=1) if slopes else value.new_zeros(*value.shape, 3)
+    return value, torch.stack(slopes, dim=1) if slopes else value.new_zeros(*value.shape, points.shape[1])
 
 
 def interpolate_cells(feats: Tensor, points: Tensor, order: str = "4i+2j+k") -> Tensor:

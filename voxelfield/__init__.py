@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from voxelfield.datasets.arrays import scene_from_arrays as scene_from_arrays
     from voxelfield.datasets.loading import load_scene as load_scene
     from voxelfield.datasets.scene import Scene as Scene
+    from voxelfield.export.volume import load_volume as load_volume
     from voxelfield.fields.callbacks import CallbackField as CallbackField
     from voxelfield.fields.decoders import Decoder as Decoder
     from voxelfield.fields.field import Field as Field
@@ -57,6 +58,7 @@ _HOMES = {
     "VoxelPyramid": "grids.pyramid",
     "load": "trained.loading",
     "load_scene": "datasets.loading",
+    "load_volume": "export.volume",
     "render": "rendering.render",
     "scene_from_arrays": "datasets.arrays",
     "write_results": "runs.results",

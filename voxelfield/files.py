@@ -95,7 +95,7 @@ def check_suffix(name: str, path: Path | str, suffixes: Sequence[str]) -> None:
     """Raises ValueError unless a path, called ``name`` in the message, is one line with one of some suffixes."""
     if len(Path(path).name.splitlines()) > 1:  # files such as an OBJ contain their names
         raise ValueError(f"{name} must be a file whose name is one line, got {str(path)!r}")
-    if Path(path).suffix.lower() not in suffixes:
+    if not Path(path).name[1:].lower().endswith(tuple(suffixes)):  # a name that is a suffix alone has none
         raise ValueError(f"{name} must be a file *{', *'.join(suffixes)}, got {path}")
 
 

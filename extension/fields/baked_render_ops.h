@@ -204,7 +204,8 @@ struct BakedPixels {
       row.input[v] = static_cast<scalar_t>(mean);
     }
     float basis[kMaxShBasis] = {};
-    spherical_harmonics(ray.direction, degree, basis);
+    // The direction of a ray that sees nothing may not be finite.
+    if (totals.opacity != 0.0f) spherical_harmonics(ray.direction, degree, basis);
     VOXELFIELD_UNROLL
     for (int i = 0; i < kMaxShBasis; ++i) row.input[Values + i] = static_cast<scalar_t>(basis[i]);
     inputs[pixel] = row;
@@ -291,7 +292,7 @@ struct BakedImageOps {
                                                   data_of(rgb), data_of(opacity), data_of(depth)});
       });
     });
-    return {inputs, rgb, opacity, depth};
+    return {rgb, opacity, depth, inputs};
   }
 
   static void implement(Library& m) { m.impl("render_baked_image", TORCH_BOX(&BakedImageOps::render_baked_image)); }

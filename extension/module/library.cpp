@@ -67,6 +67,24 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "point_gradient_trilinear(Tensor values, Tensor[] grids, Tensor points, int padding, bool align_corners, bool "
       "nearest, bool sum, bool with_gradient) -> Tensor");
 
+  // The same along one, two or three axes (the last dimension of points) by kernels of one, two or four vertices along
+  // each of them, for one grid (X, C), (X, Y, C) or (X, Y, Z, C), or a batch. kernel: 0 nearest, 1 linear, 2 cubic
+  // convolution, 3 cubic B-splines; 0 and 1 not along three axes. `planar`: the channels come before the axes, and
+  // before the points in values. `normalized`: points are those of F.grid_sample, in [-1, 1] and in the opposite order
+  // of the axes. `scale`: on CUDA, sum whole numbers, of which this many make one, so that the order does not matter.
+  m.def(
+      "sample_separable(Tensor grid, Tensor points, int kernel, int padding, bool align_corners, bool planar, bool "
+      "normalized, bool with_gradient) -> Tensor");
+  m.def(
+      "splat_separable(Tensor values, Tensor points, int[] size, int kernel, int padding, bool align_corners, bool "
+      "planar, bool normalized, bool with_gradient, Tensor? scale) -> Tensor");
+  m.def(
+      "point_gradient_separable(Tensor values, Tensor grid, Tensor points, int kernel, int padding, bool "
+      "align_corners, bool planar, bool normalized, bool with_gradient) -> Tensor");
+  // The coefficients of cubic B-splines that take the values of grids (..., X, C) to (..., X, Y, Z, C) at the vertices;
+  // `transposed` is the adjoint.
+  m.def("bspline_prefilter(Tensor grid, int dimensions, int padding, bool align_corners, bool transposed) -> Tensor");
+
   // Sparse grids (stencil/sparse_grid.h): the positions of points of the unit cube in the atlas of stored blocks, NaN
   // if the block is not stored; and a sum over the copies of each vertex, for gradients of an atlas. If a table of
   // touched vertices says which copies are not zero (touched_vertices_), it then has all copies of these vertices.
@@ -240,8 +258,8 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   m.def("render_pyramid_image(" CAMERA ", Tensor background, " CELLS ", " PYRAMID
         ", Tensor[] color_weights, float step, float density_initial, int degree, float min_transmittance, float "
         "min_weight, float[] boxes) -> (Tensor, Tensor, Tensor)");
-  // Sums what a baked field stores over the samples of every pixel's ray: the inputs of the colour network (H W, 24 or
-  // 32), the image of diffuse colours over a background, opacity and mean depth.
+  // Sums what a baked field stores over the samples of every pixel's ray: the image of diffuse colours over a
+  // background, opacity and mean depth, and the inputs of the colour network (H W, 24 or 32).
   m.def("render_baked_image(" CAMERA ", " CELLS
         ", Tensor density, float log_low, float log_step, Tensor values, Tensor first, Tensor side, Tensor ranges, "
         "Tensor low, Tensor extent, Tensor blocks, Tensor aabb, Tensor? clip, Tensor background, int degree, float "

@@ -89,7 +89,7 @@ UNUSABLE = {
     "twice": (f'{KEY}\n    other: int = key("trainer.loss.bright", 3)', "a key of its own, got trainer.loss.bright"),
     **{
         f"in_{group.replace('.', '_')}": (f'bright: int = key("{group}.foo", 3)', f"must not have keys below {group}")
-        for group in ("trainer.render", "trainer.rates", "trainer.steps", "data", "logger", "scene", "warp", "model")
+        for group in ("trainer.render", "trainer.rates", "trainer.steps", "data", "scene", "warp", "model")
     },
     "dashed": ('bright: int = key("trainer.very-bright", 3)', "must have keys of identifiers, got trainer.very-bright"),
     "misread": ('bright: int = key("optimizer.nope")', "must read a key that exists, got optimizer.nope"),

@@ -501,6 +501,45 @@ def test_black_pixels_of_a_mask_do_not_count(tmp_path, split, name):
     assert np.array_equal(half.test.masks[1].numpy(), expected), "a pixel counts if all that it is averaged from do"
 
 
+def test_masks_are_inverted_and_weigh_pixels_by_settings(tmp_path, split, caplog):
+    write_nerfstudio(tmp_path / "mine", split)
+    masks = {name: 85 * mask for name, mask in some_masks().items()}
+    mask_nerfstudio(tmp_path / "mine", masks)
+    grey = masks["view_01"]
+    for inverted, soft, weights in (
+        (True, False, np.where(grey > 0, 0, 255)),
+        (False, True, grey),
+        (True, True, 255 - grey),
+    ):
+        scene = voxelfield.load_scene(tmp_path / "mine", holdout=4, invert_masks=inverted, soft_masks=soft)
+        index = scene.train.names.index("view_01")
+        assert np.array_equal(scene.train.masks[index], weights > 0)
+        if soft:
+            assert np.array_equal(scene.train.extras["mask_weight"][index], weights)
+            assert scene.train.extras["mask_weight"][scene.train.names.index("view_02")].eq(255).all(), "without a mask"
+        else:
+            assert "mask_weight" not in scene.train.extras
+    half = voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=2, soft_masks=True).train
+    blocks = grey.reshape(50, 2, 50, 2)
+    expected = np.where((blocks > 0).all(axis=(1, 3)), blocks.mean(axis=(1, 3)), 0)
+    found = half.extras["mask_weight"][half.names.index("view_01")].numpy()
+    assert np.abs(found - expected).max() <= 0.5, "the mean weight of the pixels that are averaged, if all count"
+
+
+def test_masks_and_transparency_are_told_apart(tmp_path, split, caplog):
+    caplog.set_level("INFO")
+    images = split.images.clone()
+    images[..., 3] = 255
+    images[:, :5, :, 3] = 0
+    write_nerfstudio(tmp_path / "mine", replace(split, images=images))
+    masks = np.full((100, 100), 255, dtype=np.uint8)
+    masks[:, :20] = 0
+    mask_nerfstudio(tmp_path / "mine", dict.fromkeys(split.names, masks))
+    scene = voxelfield.load_scene(tmp_path / "mine", holdout=0)
+    assert scene.train.masked() == pytest.approx({"masks": 0.2, "transparency": 0.04})
+    assert "20 % ignored by masks, 4 % ignored by transparency" in caplog.text
+
+
 def test_masks_of_shrunk_images_that_stand_alone_have_their_size(tmp_path, split):
     write_llff(tmp_path / "mine", split, images="images_4")
     write_masks(tmp_path / "mine" / "masks_4", {f"{name}.png": some_masks()["view_04"] for name in split.names})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import json
 import math
 import struct
+import zipfile
 from dataclasses import replace
 from itertools import pairwise
 
@@ -25,7 +27,7 @@ from voxelfield.models import Model, Sampling
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import render
-from voxelfield.rendering.rigid import rotations
+from voxelfield.rendering.rigid import quaternions, rotations
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 VOXEL = 1.0
@@ -69,29 +71,136 @@ def test_a_ply_has_the_usual_layout(tmp_path):
         assert torch.equal(rest, splats.harmonics[:, 1:, channel])
 
 
-def test_an_spz_holds_the_same_numbers_in_fewer_bits(tmp_path):
-    splats = random_splats(50)
-    save_splats(tmp_path / "a.spz", splats)
-    content = gzip.decompress((tmp_path / "a.spz").read_bytes())
-    magic, version, count, degree, bits, flags, _ = struct.unpack_from("<IIIBBBB", content)
-    assert (magic, version, count, degree, flags) == (0x5053474E, 2, 50, 3, 0)
-    # The layout of github.com/nianticlabs/spz: all positions, then all opacities, and so on.
-    sizes = 9, 1, 3, 3, 3, 45
-    ends = np.cumsum([16, *(50 * size for size in sizes)])
+def spz_sections(content: bytes, version: int) -> tuple[tuple[int, ...], list[bytes]]:
+    """The header, and positions, opacities, colours and so on, by the layout of github.com/nianticlabs/spz."""
+    if version == 3:
+        content = gzip.decompress(content)
+        ends = np.cumsum([16, *(50 * size for size in (9, 1, 3, 3, 4, 45))])
+        assert len(content) == ends[-1]
+        return struct.unpack_from("<IIIBBBB", content), [content[begin:end] for begin, end in pairwise(ends)]
+    zstandard = pytest.importorskip("zstandard")
+    *header, streams, start = struct.unpack_from("<IIIBBBBI", content)
+    assert streams == 6
+    sizes = [struct.unpack_from("<QQ", content, start + 16 * index) for index in range(streams)]
+    ends = np.cumsum([start + 16 * streams, *(packed for packed, _ in sizes)])
     assert len(content) == ends[-1]
+    parts = [zstandard.decompress(content[begin:end]) for begin, end in pairwise(ends)]
+    assert [len(part) for part in parts] == [whole for _, whole in sizes]
+    return (*header, 0), parts
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_an_spz_holds_the_same_numbers_in_fewer_bits(tmp_path, version):
+    pytest.importorskip("gaussforge")
+    splats = random_splats(50)
+    save_splats(tmp_path / "a.spz", splats, "z", **({"spz_version": 3} if version == 3 else {}))
+    header, sections = spz_sections((tmp_path / "a.spz").read_bytes(), version)
+    assert header[:4] == (0x5053474E, version, 50, 3)
+    assert header[5] == 0
     positions, opacities, colors, scales, turns, rest = (
-        np.frombuffer(content[begin:end], np.uint8).reshape(50, -1).astype(np.float64) for begin, end in pairwise(ends)
+        np.frombuffer(part, np.uint8).reshape(50, -1).astype(np.float64) for part in sections
     )
     fixed = positions.reshape(50, 3, 3) @ [1, 2**8, 2**16]
     fixed -= 2**24 * (fixed >= 2**23)
-    assert np.allclose(fixed / 2**bits, splats.means, atol=2**-16)
+    assert np.allclose(fixed / 2 ** header[4], splats.means, atol=2**-12)
     assert np.allclose(opacities[:, 0] / 255, splats.opacity_logits.sigmoid(), atol=1 / 500)
     assert np.allclose((colors / 255 - 0.5) / 0.15, splats.harmonics[:, 0], atol=0.5 / 255 / 0.15 + 1e-6)
     assert np.allclose(scales / 16 - 10, splats.log_scales, atol=1 / 31)
-    assert np.allclose(rest / 128 - 1, splats.harmonics[:, 1:].flatten(1).clamp(-1, 127 / 128), atol=1 / 250)
-    xyz = torch.from_numpy(turns / 127.5 - 1).float()
-    w = (1 - xyz.square().sum(dim=-1, keepdim=True)).clamp(min=0).sqrt()
-    assert_same_axes(torch.cat((w, xyz), dim=-1), splats.rotations)
+    # Five bits for the first band, four for the others.
+    expected = splats.harmonics[:, 1:].flatten(1).clamp(-1, 1)
+    for band, step in ((slice(0, 9), 1 / 16), (slice(9, 45), 1 / 8)):
+        assert np.allclose((rest / 128 - 1)[:, band], expected[:, band], atol=step)
+    # The index of the largest of x, y, z, w, then the others as signs and nine bits of a root of one half.
+    packed, xyzw = (turns @ 256.0 ** np.arange(4)).astype(np.int64), np.zeros((50, 4))
+    for row, bits in zip(xyzw, packed, strict=True):
+        bits_left = int(bits)
+        for axis in (3, 2, 1, 0):
+            if axis != bits >> 30:
+                row[axis] = (-1) ** (bits_left >> 9 & 1) * (bits_left & 511) / 511 / math.sqrt(2)
+                bits_left >>= 10
+        row[bits >> 30] = math.sqrt(1 - (row**2).sum())
+    assert_same_axes(torch.from_numpy(np.roll(xyzw, 1, axis=-1)).float(), splats.rotations)
+
+
+def test_a_glb_has_the_numbers_that_the_extension_asks_for(tmp_path):
+    splats = random_splats(50)
+    save_splats(tmp_path / "a.glb", splats, "z")
+    content = (tmp_path / "a.glb").read_bytes()
+    magic, version, size, length, kind = struct.unpack_from("<4sIII4s", content)
+    assert (magic, version, size, kind) == (b"glTF", 2, len(content), b"JSON")
+    scene = json.loads(content[20 : 20 + length])
+    data_length, data_kind = struct.unpack_from("<I4s", content, 20 + length)
+    assert (data_kind, 28 + length + data_length) == (b"BIN\0", size)
+    (primitive,) = scene["meshes"][0]["primitives"]
+    assert (primitive["mode"], primitive["extensions"]["KHR_gaussian_splatting"]["kernel"]) == (0, "ellipse")
+
+    def read(name: str) -> torch.Tensor:
+        accessor = scene["accessors"][primitive["attributes"][name]]
+        view = scene["bufferViews"][accessor["bufferView"]]
+        begin = 28 + length + view["byteOffset"]
+        assert accessor["componentType"] == 5126
+        rows = np.frombuffer(content[begin : begin + view["byteLength"]], np.float32)
+        return torch.from_numpy(rows.reshape(50, -1).copy())
+
+    assert torch.equal(read("POSITION"), splats.means)
+    assert torch.allclose(read("KHR_gaussian_splatting:SCALE"), splats.log_scales.exp())
+    assert torch.allclose(read("KHR_gaussian_splatting:OPACITY")[:, 0], splats.opacity_logits.sigmoid())
+    turns = F.normalize(splats.rotations, dim=-1).roll(-1, dims=-1)
+    assert torch.allclose(read("KHR_gaussian_splatting:ROTATION"), turns)
+    assert torch.equal(read("KHR_gaussian_splatting:SH_DEGREE_3_COEF_6"), splats.harmonics[:, 15])
+    assert torch.equal(read("KHR_gaussian_splatting:SH_DEGREE_1_COEF_0"), splats.harmonics[:, 1])
+
+
+def test_openusd_reads_a_usdz_without_complaint(tmp_path):
+    usd = pytest.importorskip("pxr.Usd")
+    from pxr import UsdGeom, UsdValidation, UsdVol
+
+    splats = random_splats(50)
+    for up in ("y", "z"):
+        save_splats(tmp_path / f"{up}.usdz", splats, up)
+        stage = usd.Stage.Open(str(tmp_path / f"{up}.usdz"))
+        assert UsdGeom.GetStageUpAxis(stage) == up.upper()
+        validators = UsdValidation.ValidationRegistry().GetOrLoadAllValidators()
+        assert [error.GetMessage() for error in UsdValidation.ValidationContext(validators).Validate(stage)] == []
+    prim = UsdVol.ParticleField3DGaussianSplat(stage.GetDefaultPrim())
+    assert np.array_equal(prim.GetPositionsAttr().Get(), splats.means)
+    assert np.allclose(prim.GetScalesAttr().Get(), splats.log_scales.exp())
+    assert np.allclose(prim.GetOpacitiesAttr().Get(), splats.opacity_logits.sigmoid())
+    w, x, y, z = F.normalize(splats.rotations[3], dim=-1).tolist()
+    turn = prim.GetOrientationsAttr().Get()[3]
+    assert (turn.real, *turn.imaginary) == pytest.approx((w, x, y, z))
+    assert np.array_equal(prim.GetRadianceSphericalHarmonicsCoefficientsAttr().Get(), splats.harmonics.flatten(0, 1))
+
+
+def test_a_sog_has_all_gaussians(tmp_path):
+    forge = pytest.importorskip("gaussforge").GaussForge()
+    splats = random_splats(300)
+    save_splats(tmp_path / "a.sog", splats)
+    with zipfile.ZipFile(tmp_path / "a.sog") as file:
+        meta = json.loads(file.read("meta.json"))
+    assert meta["count"] == 300
+    read = forge.read((tmp_path / "a.sog").read_bytes(), "sog")["data"]
+    means = torch.from_numpy(np.frombuffer(read["positions"], np.float32).reshape(-1, 3).copy())
+    assert float(torch.cdist(splats.means, means, compute_mode="donot_use_mm_for_euclid_dist").amin(dim=1).max()) < 1e-3
+
+
+def test_turned_splats_look_the_same_from_a_turned_camera():
+    axes = rotations(F.normalize(torch.tensor([[0.3, -0.5, 0.7, 0.2]]), dim=-1))[0]
+    splats = random_splats(40)
+    turned = splats.turned(axes)
+    directions = F.normalize(torch.randn(40, 3, generator=torch.Generator().manual_seed(2)), dim=-1)
+    assert torch.allclose(shown_colors(turned, directions @ axes.T), shown_colors(splats, directions), atol=1e-5)
+    assert torch.allclose(turned.means, splats.means @ axes.T)
+    assert_same_axes(turned.rotations, quaternions(axes @ rotations(F.normalize(splats.rotations, dim=-1))))
+
+
+def test_formats_whose_specification_has_y_up_have_y_up(tmp_path):
+    trimesh = pytest.importorskip("trimesh")
+    splats = random_splats(9)
+    save_splats(tmp_path / "a.glb", splats)
+    x, y, z = splats.means.unbind(dim=-1)
+    (cloud,) = trimesh.load(tmp_path / "a.glb").geometry.values()
+    assert np.allclose(cloud.vertices, torch.stack((x, z, -y), dim=-1), atol=1e-6)
 
 
 def assert_same_axes(read: torch.Tensor, expected: torch.Tensor) -> None:
@@ -102,14 +211,14 @@ def assert_same_axes(read: torch.Tensor, expected: torch.Tensor) -> None:
 
 def test_wrong_splats_are_not_written(tmp_path):
     splats = random_splats(2)
-    with pytest.raises(ValueError, match=r"path must be a file \*.ply, \*.spz, got"):
+    with pytest.raises(ValueError, match=r"path must be a file \*.spz, \*.sog, \*.ply, \*.glb, \*.usdz, got"):
         save_splats(tmp_path / "a.splat", splats)
     splats.means[0, 0] = 1e8
-    with pytest.raises(ValueError, match="within 4 million units of the origin for an SPZ, got one at 1e\\+08"):
+    with pytest.raises(ValueError, match=r"within 2048 units of the origin, .* for an SPZ, got one at 1e\+08"):
         save_splats(tmp_path / "a.spz", splats)
     splats.means[0, 0] = 0
     splats.log_scales[0, 0] = 7
-    with pytest.raises(ValueError, match=r"from 4\.6e-5 to 370 units for an SPZ, got .* to 1\.1e\+03: write a PLY"):
+    with pytest.raises(ValueError, match=r"from 4\.6e-5 to 370 units .* to 1\.1e\+03 with a median of .*: write a PLY"):
         save_splats(tmp_path / "a.spz", splats)
     splats.means[0, 0] = torch.nan
     with pytest.raises(FloatingPointError, match="splats must be finite"):

@@ -58,7 +58,7 @@ def test_wrong_volumes_are_named(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             save_volume(tmp_path / "ball.npz", Model(*ball_field()), **options)
-    with pytest.raises(ValueError, match=r"path must be a file \*.npz, got"):
+    with pytest.raises(ValueError, match=r"path must be a file \*.npz, \*.nii, \*.nii.gz, \*.nvdb, got"):
         save_volume(tmp_path / "ball.vdb", Model(*ball_field()))
     assert not list(tmp_path.iterdir())
 

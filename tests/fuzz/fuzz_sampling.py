@@ -141,7 +141,100 @@ def _cell_arguments(draw: st.DrawFn) -> dict[str, Any]:
     return draw(all_placed({"feats": feats, "points": points}, device))
 
 
+_CUBIC = ["bspline", "convolution"]
+
+
+def _options(draw: st.DrawFn) -> dict[str, Any]:
+    padding, align_corners, _ = draw(st.sampled_from(LOOKUPS))
+    return {"padding": padding, "align_corners": align_corners}
+
+
+@st.composite
+def _cubic_arguments(draw: st.DrawFn) -> dict[str, Any]:
+    device, dtype, options = draw(devices), draw(st.sampled_from(FLOATS)), _options(draw)
+    batch, axes = draw(st.sampled_from([(), (), (2,)])), draw(st.integers(1, 3))
+    sizes = [draw(_SIZES) for _ in range(3)]
+    grid = draw(numbers((*batch, *sizes[:axes], draw(_CHANNELS)), dtype))
+    points = draw(positions((*batch, draw(_COUNTS)), sizes, options["align_corners"], True))[..., :axes]
+    options |= {"kernel": draw(st.sampled_from(_CUBIC)), "with_gradient": draw(st.booleans())}
+    return draw(all_placed({"grid": grid, "points": points.to(arithmetic(dtype)), **options}, device))
+
+
+def _cubic_reference(
+    grid: Tensor, points: Tensor, kernel: str, padding: str, align_corners: bool, with_gradient: bool
+) -> Any:
+    options = kernel, padding, align_corners
+    if grid.dim() == points.shape[-1] + 2:
+        each = [_cubic_reference(one, where, *options, with_gradient) for one, where in zip(grid, points, strict=True)]
+        return tuple(map(torch.stack, zip(*each, strict=True))) if with_gradient else torch.stack(each)
+    assert grid.dim() == points.shape[-1] + 1
+    rows = points.reshape(-1, points.shape[-1])
+
+    def sample(rows: Tensor) -> Tensor:
+        return reference.sample_separable(grid.double(), rows, *options)
+
+    if not with_gradient:
+        return sample(rows).reshape(*points.shape[:-1], grid.shape[-1])
+    return tuple(x.reshape(*points.shape[:-1], *x.shape[1:]) for x in reference.with_slopes(sample, rows))
+
+
+@st.composite
+def _splat_arguments(draw: st.DrawFn, kernels: list[str]) -> dict[str, Any]:
+    device, dtype, options = draw(devices), draw(st.sampled_from(FLOATS)), _options(draw)
+    axes, count = draw(st.integers(1, 3)), draw(_COUNTS)
+    sizes, kernel = [draw(_SIZES) for _ in range(3)], draw(st.sampled_from(kernels))
+    points = draw(positions((count,), sizes, options["align_corners"], kernel != "nearest"))[..., :axes]
+    options |= {"resolution": sizes[:axes], "with_weights": draw(st.booleans())}
+    options["kernel" if kernel in _CUBIC else "mode"] = kernel
+    values, weights = draw(numbers((count, draw(_CHANNELS)), dtype)), draw(numbers((count,), arithmetic(dtype)))
+    given = {"values": values, "points": points.to(arithmetic(dtype)), "weights": weights}
+    return draw(all_placed({**given, **options}, device))
+
+
+def _splat_reference(
+    values: Tensor, points: Tensor, weights: Tensor, resolution: list[int], with_weights: bool, **options: Any
+) -> Any:
+    kernel = options.get("kernel") or options["mode"]
+    lookup = kernel, options["padding"], options["align_corners"]
+    columns = torch.cat((values * weights[:, None], weights[:, None]), 1)
+    total = reference.splat_separable(columns, points, resolution, *lookup)
+    return (total[..., :-1], total[..., -1]) if with_weights else total[..., :-1]
+
+
+@st.composite
+def _coefficient_arguments(draw: st.DrawFn) -> dict[str, Any]:
+    device, dtype, axes = draw(devices), draw(st.sampled_from(FLOATS)), draw(st.integers(1, 3))
+    shape = [draw(_SIZES) for _ in range(axes)]
+    grid = draw(numbers((*draw(st.sampled_from([(), (2,), (0,)])), *shape, draw(_CHANNELS)), dtype))
+    return draw(all_placed({"grid": grid, "dimensions": axes, **_options(draw)}, device))
+
+
 SAMPLING = {
+    "sample_cubic": Subject(
+        ops.sample_cubic,
+        _cubic_arguments(),
+        _cubic_reference,
+        trained=("grid", "points"),
+        check_extreme=others_unchanged(ops.sample_cubic, ("points",)),
+        extreme=("points",),
+    ),
+    "splat_trilinear": Subject(
+        ops.splat_trilinear,
+        _splat_arguments(["linear", "nearest"]),
+        _splat_reference,
+        trained=("values", "points", "weights"),
+    ),
+    "splat_cubic": Subject(
+        ops.splat_cubic, _splat_arguments(_CUBIC), _splat_reference, trained=("values", "points", "weights")
+    ),
+    "bspline_prefilter": Subject(
+        ops.bspline_prefilter,
+        _coefficient_arguments(),
+        lambda grid, dimensions, padding, align_corners: reference.bspline_coefficients(
+            grid, dimensions, padding, align_corners
+        ),
+        trained=("grid",),
+    ),
     "sample_trilinear": Subject(
         ops.sample_trilinear,
         _grid_arguments(1),

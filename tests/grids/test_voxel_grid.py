@@ -9,11 +9,11 @@ import warnings
 import pytest
 import torch
 from op_testing import DTYPES
-from reference import sample_grid, sample_grid_with_gradient
+from reference import sample_grid, sample_grid_with_gradient, sample_separable
 from tolerances import assert_matches
 from torch import Tensor, nn
 
-from voxelfield import VoxelGrid, ops, processes
+from voxelfield import RadianceField, VoxelGrid, ops, processes
 from voxelfield.foundation import checks
 from voxelfield.grids.resampling import sample_vertices
 from voxelfield.ops._grids import PADDINGS
@@ -426,3 +426,69 @@ def test_working_copies_of_periodic_grids(device):
     grid.enable_copies(torch.float32)
     grid(points).square().sum().backward()
     torch.testing.assert_close(grid.features.grad, expected)
+
+
+# --- other kernels, and fewer axes
+
+
+@pytest.mark.parametrize("mode", ["linear", "nearest", "bspline", "convolution"])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_modes_and_axes(device, mode, axes):
+    """Values are those of the ops, slopes those per world unit; 16-bit features stay so."""
+    box = [[*corner[:axes]] for corner in BOX]
+    grid = VoxelGrid((4, 6, 5)[:axes], 3, box, mode=mode, init_std=1.0, padding="reflection", device=device)
+    points = points_around(50, device)[:, :axes]
+    assert grid.resolution == (4, 6, 5)[:axes]
+    low, high = grid.aabb
+    unit = ((points - low) / (high - low)).cpu().double()
+    expected = sample_separable(grid.features.cpu().double(), unit, mode, "reflection")
+    assert_matches(grid(points).cpu(), expected)
+    assert grid(points[:48].view(2, 24, axes)).shape == (2, 24, 3)
+    if mode != "nearest":
+        value, slopes = grid(points, with_gradient=True)
+        each = points.clone().requires_grad_()
+        (wanted,) = torch.autograd.grad(grid(each)[:, 0].sum(), each)
+        torch.testing.assert_close(value, grid(points))
+        torch.testing.assert_close(slopes[:, 0], wanted, atol=1e-4, rtol=1e-4)
+    assert ("mode=" in repr(grid)) == (mode != "linear")
+    assert grid.half()(points).dtype == torch.float16
+    assert grid.vertices().shape == (*grid.resolution, axes)
+    assert bool(grid.contains(grid.vertices()).all())
+
+
+def test_grids_of_two_axes_are_resampled_and_loaded():
+    grid = VoxelGrid((4, 6), 2, ((0, 0), (1, 2)), init_std=1.0)
+    points = torch.rand(20, 2)
+    before = grid(points)
+    grid.upsample((7, 11))
+    torch.testing.assert_close(grid(points), before)
+    grid.resize(12)
+    assert grid.resolution == (8, 17)
+    other = VoxelGrid(3, 2, ((0, 0), (1, 1)))
+    other.load_state_dict(grid.state_dict())
+    assert torch.equal(other(points), grid(points))
+    assert grid.total_variation((1.0, 2.0)) > 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda grid: grid.upsample(9), "mode must be 'linear' for resampling, got 'bspline'"),
+        (lambda grid: grid.enable_copies(torch.float16), "mode must be 'linear' for enable_copies, got 'bspline'"),
+        (
+            lambda grid: RadianceField(grid, nn.Identity()),
+            "mode must be 'linear' for a radiance field, got 'bspline'",
+        ),
+        (lambda grid: grid(torch.zeros(2, 3)), r"points must have shape \(..., 2\)"),
+        (lambda grid: VoxelGrid((3, 3, 3), 1, grid.aabb), "resolution must be one int, or two for x and y"),
+        (lambda grid: VoxelGrid(3, 1, grid.aabb, mode="cubic"), "mode must be one of"),
+        (
+            lambda grid: RadianceField(VoxelGrid(3, 4, grid.aabb), nn.Identity()),
+            "aabb must have 3 axes for a radiance field, got 2",
+        ),
+    ],
+)
+def test_what_needs_linear_interpolation_along_three_axes(call, message):
+    grid = VoxelGrid((3, 4), 4, ((0, 0), (1, 1)), mode="bspline")
+    with pytest.raises(ValueError, match=message):
+        call(grid)

@@ -323,7 +323,7 @@ def make_walk(device, rays):
 FREE = {("append_view", "directions"), ("pixel_rays", "index")}
 FREE |= {(op, "occupied") for op in ("pack_occupancy", "empty_distance")}
 FREE |= {(op, "ray_offsets") for op in ("count_visible_samples", "ray_light", "ray_light_backward", "composite")}
-FREE |= {("render_baked_image", "blocks")}
+FREE |= {("render_baked_image", "blocks"), ("render_baked_image", "values")}
 FREE |= {("sum_along_rays", "values"), ("sum_along_rays", "ray_offsets"), ("scan_along_rays", "ray_offsets")}
 FREE |= {("color_error", "truth"), ("color_error_backward", "truth")}
 FREE |= {("color_error", "rays_kept"), ("color_error_backward", "rays_kept"), ("color_error_backward", "grad")}
@@ -339,24 +339,26 @@ FREE |= {
     ("render_grid", "grid"),
 }
 FREE |= {("sample_in_box", name) for name in ("grid", "points")}
+FREE |= {("sample_separable", name) for name in ("grid", "points")} | {("point_gradient_separable", "grid")}
 FREE |= {("lens_rays", "points"), ("lens_points", "rays")}
 FREE |= {("active_tiles_", name) for name in ("occupied", "tiles", "count")}
 FREE |= {
     (f"{op}_vertices_", name) for op in ("touched", "pack", "unpack") for name in ("grad", "grid", "table", "packed")
 }
 
-# Numbers in tensors, and a tensor that stands for its device.
+# Numbers in tensors, a tensor that stands for its device, and one of any shape.
 UNCHECKED = {("grid_adam_", "lrs"), ("grid_adam_", "steps"), ("pyramid_image_fits", "like")}
+UNCHECKED |= {("bspline_prefilter", "grid")}
 
 # Ops of which no argument has to be as long as another.
 WITHOUT_LENGTHS = {
     *("pack_occupancy", "empty_distance", "sum_along_rays"),
     *("atlas_coordinates", "sum_duplicates_", "sample_trilinear", "scan_along_rays", "mlp", "grid_adam_"),
-    *("active_tiles_", "touched_vertices_", "pack_vertices_", "unpack_vertices_"),
+    *("active_tiles_", "touched_vertices_", "pack_vertices_", "unpack_vertices_", "sample_separable"),
 }
 
 # Ops that run on the device of their only tensor, whichever that is.
-OF_ONE_TENSOR = {"pack_occupancy", "empty_distance", "pyramid_image_fits"}
+OF_ONE_TENSOR = {"pack_occupancy", "empty_distance", "pyramid_image_fits", "bspline_prefilter"}
 
 WRONG = {
     "dimensions": lambda x: x[None],
@@ -380,7 +382,11 @@ def assert_refused(device, name, kind):
             continue
         wrong = [*value[:-1], WRONG[kind](value[-1])] if several else WRONG[kind](value)
         # An argument that others are evaluated by may pass as right, and they as wrong.
-        either = kind in ("length", "device") or place == 0 or "_trilinear" in name or "_cells" in name
+        either = (
+            kind in ("length", "device")
+            or place == 0
+            or any(word in name for word in ("_trilinear", "_cells", "_separable"))
+        )
         blamed = ".*" if either else rf"(\b{names[place]}\b.*|{names[place]}\[.*)"
         with pytest.raises(RuntimeError, match=rf"{blamed}(must|expected)"):
             op(*valid[:place], wrong, *valid[place + 1 :])

@@ -391,7 +391,13 @@ def test_gradients(device, name, argument):
     assert was_refused or right
 
 
-@pytest.mark.parametrize("name", ["sample_trilinear", "sample_pyramid", "grid_sample", "trilinear_interpolate"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("sample_trilinear", "sample_pyramid", "grid_sample", "trilinear_interpolate", "sample_cubic"),
+        *("splat_trilinear", "splat_cubic", "grid_sample, image"),
+    ],
+)
 def test_a_third_derivative_of_sampling_is_refused(device, name):
     arguments, leaves = with_leaves(name, device)
     *_, points = leaves.values()

@@ -1,4 +1,4 @@
-"""grid_sample: what torch.nn.functional.grid_sample gives for volumes, by this library's kernels."""
+"""grid_sample: what torch.nn.functional.grid_sample gives, by this library's kernels."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import warnings
 import pytest
 import torch
 from op_testing import DTYPES, OpRecorder, assert_all_match, leaves, saved_for_backward
+from reference import sample_separable
 from tolerances import arithmetic, assert_matches
 from torch.nn import functional as F
 
@@ -254,3 +255,79 @@ def test_coordinates_far_outside_do_not_overflow(device, padding):
     options = ("bilinear", padding, True)
     expected = F.grid_sample(volume.double(), where.double(), *options)
     assert_matches(grid_sample(volume, where, *options), expected)
+
+
+# --- images, and bicubic sampling
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("align_corners", [True, False])
+def test_images_agree_with_torch(device, dtype, layout, mode, padding, align_corners):
+    """Values and gradients, in both layouts of the memory, of which none is copied."""
+    for channels in (1, 3, 12):
+        image = torch.randn(2, channels, 7, 5, device=device, dtype=dtype).contiguous(memory_format=layout)
+        where = torch.rand(2, 6, 4, 2, device=device, dtype=dtype) * 4 - 2
+        options = mode, padding, align_corners
+        expected = results(F.grid_sample, image.double(), where.double(), options)
+        actual = results(grid_sample, image, where, options)
+        assert_all_match(actual, expected, ("value", "d input", "d grid"))
+        assert actual[0].is_contiguous()
+        assert actual[1].is_contiguous(memory_format=layout)
+        narrow = grid_sample(image.half(), where.float(), *options)
+        assert_matches(narrow, F.grid_sample(image.half().double(), where.float().double(), *options))
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection", "periodic"])
+@pytest.mark.parametrize("align_corners", [True, False])
+def test_bicubic_volumes(device, padding, align_corners):
+    volume, where = make(device)
+    exact, at = leaves(volume.cpu(), where.cpu())
+    expected = torch.stack(
+        [
+            sample_separable(
+                one.permute(3, 2, 1, 0), p.flatten(0, 2) / 2 + 0.5, "convolution", padding, align_corners
+            ).T.unflatten(1, p.shape[:3])
+            for one, p in zip(exact, at, strict=True)
+        ]
+    )
+    value, *gradients = results(grid_sample, volume, where, ("bicubic", padding, align_corners))
+    torch.manual_seed(0)
+    grad = torch.randn(value.shape, dtype=torch.float64)
+    expected = (expected, *torch.autograd.grad(expected, (exact, at), grad))
+    assert_all_match([x.cpu() for x in (value, *gradients)], expected, ("value", "d input", "d grid"))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_the_gradient_of_an_expanded_image_is_computed_once(device, layout):
+    image = torch.randn(1, 3, 5, 6, device=device).contiguous(memory_format=layout)
+    where = torch.rand(4, 3, 2, 2, device=device) * 2 - 1
+
+    def sample(function):
+        return lambda image, where: function(image.expand(4, -1, -1, -1), where, align_corners=False)
+
+    expected = results(sample(F.grid_sample), image, where, ())
+    with OpRecorder() as recorder:
+        actual = results(sample(grid_sample), image, where, ())
+    assert_all_match(actual, expected, ("value", "d input", "d grid"))
+    assert len(recorder.shapes["splat_separable"][0]) == 3
+    assert actual[0].is_contiguous()
+
+
+def test_second_derivatives_of_images(device):
+    image, where = torch.randn(1, 2, 4, 5, dtype=torch.float64, device=device), torch.rand(1, 3, 2, 2).double() * 2 - 1
+    for mode in ("bilinear", "bicubic"):
+        inputs = leaves(image, where.to(device))
+        assert torch.autograd.gradgradcheck(
+            lambda image, where, mode=mode: grid_sample(image, where, mode, align_corners=False),
+            inputs,
+            nondet_tol=1e-9,
+        )
+
+
+def test_integer_images(device):
+    image, where = torch.randint(0, 99, (2, 3, 4, 5), device=device), torch.rand(2, 6, 4, 2, device=device) * 3 - 1.5
+    value = grid_sample(image, where, "nearest", "border", False)
+    assert torch.equal(value, F.grid_sample(image.double(), where.double(), "nearest", "border", False).long())

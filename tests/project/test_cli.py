@@ -145,6 +145,18 @@ def test_export_writes_splats_that_look_like_the_scene(trained: Path) -> None:
     assert all(np.abs(vertex[axis]).max() < 1.3 for axis in "xyz")
 
 
+def test_export_writes_a_file_for_each_level_of_detail(trained: Path) -> None:
+    trimesh = pytest.importorskip("trimesh")
+    options = ("--count", "2000", "--fit-steps", "0", "--lod", "2")
+    done = voxelfield("export", "run", "--splats", "lod/s.glb", *options, cwd=trained)
+    assert done.returncode == 0, done.stderr[-3000:]
+    names = [path.name for path in sorted((trained / "lod").iterdir())]
+    assert names == ["s.glb", "s.lod1.glb"]
+    fine, coarse = (next(iter(trimesh.load(trained / "lod" / name).geometry.values())) for name in names)
+    assert f"wrote {len(fine.vertices)} Gaussians, {len(coarse.vertices)} to s.lod1.glb to lod/s.glb" in done.stderr
+    assert 20 < len(coarse.vertices) <= len(fine.vertices) // 4
+
+
 @pytest.mark.sweep
 def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
     pytest.importorskip("skimage")
@@ -177,7 +189,16 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
             "export must be given at least one of --cameras, --environment, --mesh, --points, --splats, --volume and "
             "--web, got none",
         ),
-        (("export", "run", "--splats", "a.splat"), "--splats must be a file *.ply, *.spz, got a.splat"),
+        (
+            ("export", "run", "--splats", "a.splat"),
+            "--splats must be a file *.ply, *.spz, *.sog, *.glb, *.usdz, got a.splat",
+        ),
+        (
+            ("export", "run", "--splats", "a.ply", "--spz-version", "3"),
+            "--spz-version must be written to an spz, got --splats a.ply",
+        ),
+        (("export", "run", "--splats", "a.spz", "--spz-version", "2"), "--spz-version must lie in [3, 4], got 2"),
+        (("export", "run", "--splats", "a.ply", "--lod", "0"), "--lod must be at least 1, got 0"),
         (("export", "run", "--splats", "a.ply", "--fit-steps", "-1"), "--fit-steps must be at least 0, got -1"),
         (
             ("export", "run", "--mesh", "a.ply", "--fit-steps", "9"),
@@ -207,8 +228,8 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
         (("bench", "--points", "1"), "--points must be at least 2, got 1"),
         (
             ("fly",),
-            "verb must be one of train, runs, eval, render, view, report, export, download, process, inspect, doctor, "
-            "build, bench, got 'fly'",
+            "verb must be one of train, runs, eval, render, view, report, export, push, download, process, inspect, "
+            "doctor, build, bench, got 'fly'",
         ),
     ],
 )

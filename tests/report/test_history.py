@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from voxelfield.components.tensorboard import TensorBoardLogger
 from voxelfield.report.record import read_history
-from voxelfield.training.logs import TensorBoardLogger
 
 
 @pytest.fixture(autouse=True)

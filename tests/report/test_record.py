@@ -13,9 +13,9 @@ import torch
 from omegaconf import OmegaConf
 from records import METRICS
 
+from voxelfield.components.tensorboard import TensorBoardLogger
 from voxelfield.report.record import RunRecord
 from voxelfield.settings import RunConfig
-from voxelfield.training.logs import TensorBoardLogger
 
 
 def read(directory: Path) -> RunRecord:

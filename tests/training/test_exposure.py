@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.components.exposure import AffineExposure
+from voxelfield.components.logger import NullLogger
 from voxelfield.datasets import images
 from voxelfield.datasets.images import exif_exposures
 from voxelfield.datasets.scene import Scene, Split
@@ -22,7 +23,6 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.trained.checkpoint_file import load_checkpoint
 from voxelfield.trained.loading import load
 from voxelfield.trained.model_file import save_model
-from voxelfield.training.logs import NullLogger
 from voxelfield.training.session import Session
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -18,8 +18,10 @@ from file_limits import files_at_most
 from quick_presets import preset
 
 from voxelfield.components.exposure import AffineExposure
+from voxelfield.components.logger import FailsafeLogger, NullLogger, SeveralLoggers
 from voxelfield.components.muon import network_matrices
 from voxelfield.components.refinement import CameraRefinement
+from voxelfield.components.tensorboard import TensorBoardLogger
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene
@@ -31,10 +33,10 @@ from voxelfield.report import page
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.runs import results
 from voxelfield.runs.train import build_logger, train_as_configured
-from voxelfield.settings import LoggerConfig
+from voxelfield.settings import RunConfig
+from voxelfield.settings.schema import LoggerConfig
 from voxelfield.trained.checkpoint_file import load_checkpoint
 from voxelfield.training import checkpoints as checkpoint_module
-from voxelfield.training.logs import FailsafeLogger, NullLogger, TensorBoardLogger
 from voxelfield.training.memory import explain_shortage
 from voxelfield.training.session import Session
 
@@ -244,6 +246,16 @@ def test_a_logger_that_fails_is_told_of_once_and_training_goes_on(make_session, 
     assert errors(caplog) == ["Failing failed (nobody listens): nothing more is recorded, and training continues"]
 
 
+def test_one_of_several_loggers_that_fails_does_not_stop_the_others(caplog):
+    failing, other = Failing(2), Failing(100)
+    several = SeveralLoggers([failing, other])
+    for step in (0, 2, 4):
+        several.scalars(step, {})
+    several.close()
+    assert (failing.calls, other.calls) == ([0, 2], [0, 2, 4])
+    assert [line.partition(" (")[0] for line in errors(caplog)] == ["Failing failed"] * 2, "one when it is closed"
+
+
 def test_a_logger_that_replaces_one_that_has_failed_is_used(make_session, caplog):
     session = make_session(logger=Failing(0))
     session.records.scalars(0, {})
@@ -280,8 +292,9 @@ def test_a_full_disk_under_tensorboard_does_not_end_training(make_session, tmp_p
 def test_a_tensorboard_that_cannot_begin_does_not_end_training(tmp_path, caplog):
     pytest.importorskip("tensorboard")
     (tmp_path / "file").touch()
-    assert isinstance(build_logger(LoggerConfig("tensorboard"), tmp_path / "file", 0), NullLogger)
-    assert "nothing is recorded" in caplog.text
+    log = build_logger(RunConfig(logger=LoggerConfig(tensorboard=True)), tmp_path / "file", 0)
+    log.scalars(1, {"loss/rgb": 1.0})
+    assert [line.partition(" (")[0] for line in errors(caplog)] == ["logger=tensorboard failed"]
 
 
 # -------------------------------------------------------------------------------------------- numbers gone astray

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
-import builtins
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
+from voxelfield.components.logger import LoggerSettings, NullLogger, RunLogger
+from voxelfield.components.registry import registered
+from voxelfield.components.tensorboard import TensorBoardLogger
 from voxelfield.installed import MissingPackageError
-from voxelfield.training.logs import (
-    NullLogger,
-    RunLogger,
-    TensorBoardLogger,
-)
+from voxelfield.runs.train import build_logger, train_as_configured
+from voxelfield.settings import RunConfig, preset
+from voxelfield.settings.schema import LoggerConfig, parse_recorded
 
 
 @pytest.fixture(autouse=True)
@@ -83,14 +89,8 @@ def test_resuming_hides_what_will_be_logged_again_and_nothing_else(tmp_path, fir
 
 
 def test_missing_tensorboard_names_the_ways_out(tmp_path, monkeypatch):
-    real_import = builtins.__import__
-
-    def without_tensorboard(name, *arguments, **keywords):
-        if name == "torch.utils.tensorboard":
-            raise ModuleNotFoundError("No module named 'tensorboard'")
-        return real_import(name, *arguments, **keywords)
-
-    monkeypatch.setattr(builtins, "__import__", without_tensorboard)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     wanted = r'tensorboard must be installed .*, unless logger=none: pip install "voxelfield\[train\]"'
     with pytest.raises(MissingPackageError, match=wanted):
         TensorBoardLogger(tmp_path)
@@ -117,3 +117,106 @@ def test_a_resumed_run_is_read_after_the_one_before_although_the_clock_was_set_b
             path.rename(path.with_name("events.out.tfevents.9999999999.host.1.0"))
     events = _events(tmp_path)
     assert [event.value for event in events.Scalars("PSNR/training_pixels")] == [2.0]
+
+
+# ------------------------------------------------------------------------------------------------ other libraries
+
+LIBRARIES = ("wandb", "mlflow", "trackio", "rerun")
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_missing_library_is_an_error_before_the_scene_is_loaded(name, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    settings = preset(f"logger=[tensorboard,{name}]", "scene.name=absent", device="cpu")
+    wanted = rf'{name} must be installed to record a run with logger={name}: pip install "voxelfield\[{name}\]"'
+    with pytest.raises(MissingPackageError, match=wanted):
+        train_as_configured(settings, tmp_path / "run", tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_of_loggers_in_a_file_are_not_needed_to_read_it():
+    recorded = {"seed": 3, "logger": {"tensorboard": True, "of_another_package": {"where": "here"}}}
+    assert parse_recorded(recorded) == RunConfig(seed=3)
+
+
+def written_by_wandb(folder: Path) -> dict[str, list[float]]:
+    """Reads the log of an offline run, a sequence of protocol buffers that another process finishes in the end."""
+    (picture,) = folder.glob("run/wandb/offline-run-*/files/media/images/test/panel_*.png")
+    assert Image.open(picture).size == (6, 4)
+    (log,) = folder.glob("run/wandb/offline-run-*/*.wandb")
+    deadline = time.monotonic() + 20
+    while b"final/psnr" not in log.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert b'"voxels_per_step":' in log.read_bytes(), "the settings"
+    found: dict[str, list[float]] = {}
+    for tag, value in re.findall(rb"\x12.([\w/]+)\x82\x01.([\d.]+)", log.read_bytes(), re.DOTALL):
+        found.setdefault(tag.decode(), []).append(float(value))
+    return {tag: list(dict.fromkeys(values)) for tag, values in found.items()}  # the summary repeats them
+
+
+def written_by_mlflow(folder: Path) -> dict[str, list[float]]:
+    client = pytest.importorskip("mlflow").MlflowClient()
+    (experiment,) = (each for each in client.search_experiments() if each.name == "voxelfield")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.run_name == f"{folder.name} run"
+    assert run.info.status == "FINISHED"
+    assert run.data.params["trainer.steps"] == str(RunConfig().trainer.steps)
+    (picture,) = folder.rglob("artifacts/images/*panel*.png")
+    assert Image.open(picture).size == (6, 4)
+    history = {tag: client.get_metric_history(run.info.run_id, tag) for tag in run.data.metrics}
+    assert [each.step for each in history["loss/rgb"]] == [10, 20]
+    return {tag: [each.value for each in values] for tag, values in history.items()}
+
+
+def written_by_trackio(folder: Path) -> dict[str, list[float]]:
+    storage = pytest.importorskip("trackio.sqlite_storage").SQLiteStorage
+    name = f"{folder.name} run"
+    (picture,) = folder.rglob("media/**/20/*.png")
+    assert Image.open(picture).size == (6, 4)
+    records = storage.get_logs("voxelfield", name)
+    tags = {tag for record in records for tag in record if "/" in tag and isinstance(record[tag], float)}
+    return {tag: [record[tag] for record in records if tag in record] for tag in tags}
+
+
+def written_by_rerun(folder: Path) -> dict[str, list[float]]:
+    command = [sys.executable, "-m", "rerun", "rrd", "print", "-vvv", folder / "run" / "rerun_0000000.rrd"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "/test/panel" in text
+    assert "trainer:" in text, "the settings"
+    found: dict[str, list[float]] = {}
+    for tag in ("loss/rgb", "train/psnr", "final/psnr"):
+        (table,) = re.findall(rf"/{tag} - .*?(?=\nChunk|\Z)", text, re.DOTALL)
+        found[tag] = [float(value) for value in re.findall(r"\[(\d+\.\d+)\]", table)]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_library_records_numbers_pictures_settings_and_final_metrics(name, tmp_path, monkeypatch):
+    """In the library's own offline mode, without connecting to anything."""
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlflow").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # so that the small package suffices
+    pytest.importorskip(name)  # not before: Trackio reads its variable when it is imported
+    (tmp_path / "run").mkdir()
+    logger = build_logger(RunConfig(logger=LoggerConfig(**{name: True})), tmp_path / "run", 0)
+    logger.text("config", "```yaml\ntrainer:\n  steps: 20\n```")
+    logger.scalars(10, {"loss/rgb": 0.5, "train/psnr": 20.0})
+    logger.images(20, "test/panel", torch.rand(4, 6, 3))
+    logger.scalars(20, {"loss/rgb": 0.25})
+    logger.hyperparameters({"trainer": "smoke"}, {"psnr": 30.5})
+    logger.flush()
+    logger.close()
+    logger.close()
+    found = globals()[f"written_by_{name}"](tmp_path)
+    assert found["loss/rgb"] == [0.5, 0.25]
+    assert found["train/psnr"] == [20.0]
+    assert found["final/psnr"] == [30.5]
+
+
+def test_every_logger_is_a_choice_of_its_own():
+    names = {kind.name for kind in registered() if issubclass(kind, LoggerSettings)}
+    assert names == {"tensorboard", *LIBRARIES}
+    for name in names:
+        chosen = preset(f"logger={name}", device="cpu").logger
+        assert [other for other in sorted(names) if getattr(chosen, other)] == [name]

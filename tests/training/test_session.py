@@ -20,6 +20,8 @@ from torch.nn import functional as F
 
 import voxelfield
 from voxelfield.components.hidden_cells import HiddenCells
+from voxelfield.components.logger import NullLogger
+from voxelfield.components.tensorboard import TensorBoardLogger
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
@@ -30,7 +32,6 @@ from voxelfield.settings import OptimizerConfig, TrainerConfig
 from voxelfield.trained.checkpoint_file import load_checkpoint, resolve_checkpoint
 from voxelfield.training import checkpoints as checkpoint_module
 from voxelfield.training import execution
-from voxelfield.training.logs import NullLogger, TensorBoardLogger
 from voxelfield.training.session import Hook, Session
 from voxelfield.warps.nested_boxes import NestedBoxes
 from voxelfield.warps.warp import Warp

@@ -10,11 +10,11 @@ import torch
 from quick_presets import preset
 
 import voxelfield
+from voxelfield.components.logger import NullLogger
 from voxelfield.components.refinement import CameraRefinement, write_cameras
 from voxelfield.datasets.camera_path import camera_path_file, read_camera_path
 from voxelfield.export.camera_file import save_cameras
 from voxelfield.trained.checkpoint_file import load_checkpoint
-from voxelfield.training.logs import NullLogger
 from voxelfield.training.session import Session
 
 FIXTURE = Path(__file__).resolve().parents[1] / "fixtures" / "lego"

@@ -45,6 +45,7 @@ LONG = (
     "stencil/gather.cu",
     "stencil/splat_tiled.cu",
     "fields/sh_render.cu",
+    "stencil/separable.cu",
     "stencil/splat.cu",
     "fields/pyramid_render.cu",
 )

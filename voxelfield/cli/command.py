@@ -41,6 +41,7 @@ VERBS = {
     "view": ("trained", "explore a trained field in a browser"),
     "report": ("trained", "rewrite the report of a finished run"),
     "export": ("trained", "write a trained field as a mesh, points or a volume, or its scene's cameras"),
+    "push": ("trained", "upload a finished run to the Hugging Face Hub, from which others load it as hf://REPO"),
     "download": ("scenes", "fetch a public scene"),
     "process": ("scenes", "find the poses of photographs or of a video's frames"),
     "inspect": ("scenes", "draw a scene's cameras, box and images, and warn of common problems"),

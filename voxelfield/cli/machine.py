@@ -37,7 +37,13 @@ EXTRAS = dict.fromkeys(TRAINING_PACKAGES.values(), "train") | {
     "viser": "viewer",
     "OpenEXR": "exr",
     "pillow-heif": "heic",
+    "warp-lang": "nvdb",
+    "nibabel": "nifti",
+    "gaussforge": "splats",
+    "usd-core": "usd",
     **dict.fromkeys(("hydra-joblib-launcher", "joblib"), "sweep"),
+    "huggingface_hub": "hub",
+    **{"wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio", "rerun-sdk": "rerun"},
     "nerfbaselines": "nerfbaselines",
     "torchmetrics": "lpips",
 }

@@ -1,4 +1,4 @@
-"""The verbs that take a trained run: ``eval``, ``report``, ``view`` and ``export``; ``render`` has its own file."""
+"""The verbs that take a trained run, but ``render``: ``eval``, ``report``, ``view``, ``export`` and ``push``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from voxelfield.evaluation.metrics import check_lpips
 from voxelfield.export.registry import check_files, export, formats
 from voxelfield.export.registry import options as options_of_formats
 from voxelfield.files import atomic_write
+from voxelfield.hub import push
 from voxelfield.installed import MissingPackageError
 from voxelfield.messages import clipped, reason_of
 from voxelfield.progress import size_in_words
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds RUN and where its scene is."""
-    run = "a run directory, a checkpoint or a model file (default: latest, the last finished run of `voxelfield runs`)"
+    run = "a run directory, a checkpoint, a model file or hf://REPO (default: latest, the last finished run of `runs`)"
     parser.add_argument("run", nargs="?", type=run_path, default="latest", metavar="RUN", help=run)
     parser.add_argument("--data-root", type=Path, help="folder of scenes (default: data.root of the run)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<index> (default: auto)")
@@ -210,3 +211,21 @@ def run_export(options: argparse.Namespace) -> None:
     check_files(files, chosen)  # before the run is loaded
     trained = voxelfield.load(options.run, options.device)
     export(trained, files, **scene_options(options), **chosen)
+
+
+def add_push_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options."""
+    add = parser.add_argument
+    add("run", type=run_path, metavar="RUN", help="directory of a finished run, or latest")
+    add("repository", metavar="REPO", help="USER/NAME, which is created if needed")
+    add("--licence", metavar="ID", help="licence that the model card states, such as cc-by-4.0 (default: none)")
+    add("--private", action="store_true", default=None, help="make a new repository private")
+
+
+def run_push(options: argparse.Namespace) -> None:
+    """Upload the model file of a finished run to the Hugging Face Hub, with a model card and a picture.
+
+    Others load it as hf://REPO. The account is that of `hf auth login`, or of the variable HF_TOKEN.
+    """
+    page = push(options.run, options.repository, licence=options.licence, private=options.private)
+    logger.info("uploaded to %s: voxelfield.load(%r) reads it", page, f"hf://{options.repository}")

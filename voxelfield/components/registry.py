@@ -264,7 +264,7 @@ def with_components(cls: type[Config]) -> type[Config]:
     yet. What an entry point names is left out as a whole, with a warning, if any of it cannot be used.
     """
     own = (kind for kind in own_objects("voxelfield.components", type) if issubclass(kind, ComponentSettings))
-    _own.update({kind.name: kind for kind in own if kind is not ComponentSettings})
+    _own.update({kind.name: kind for kind in own if hasattr(kind, "name")})  # a base class has none
     _add_fields(cls, registered())
     for entry in sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name):
         try:

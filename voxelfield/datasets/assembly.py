@@ -286,7 +286,9 @@ def _without_transparency(split: Split) -> Split:
         raise ValueError(
             f"{split.source_of(index)}: must have opaque pixels that are not masked, got none: leave it out"
         )
-    return replace(split, masks=masks)
+    changed = replace(split, masks=masks)
+    ignored, by_masks = (sum(each.masked().values()) for each in (changed, split))
+    return replace(changed, transparent=ignored - by_masks)
 
 
 def _box_of_object(source: Path, splits: Mapping[str, Split], photos: Sequence[Photo], options: LoadOptions) -> Tensor:

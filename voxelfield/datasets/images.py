@@ -202,13 +202,21 @@ def _read_grey(path: Path, size: Size) -> Image.Image:
 
 
 def read_masks(
-    paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size], local_slice: slice | None = None
-) -> Tensor:
-    """Reads the masks of a split's images, as (N, H, W) bool: True where a pixel counts, which is not black.
+    paths: Sequence[Path | None],
+    sizes: Sequence[Size],
+    shown: Sequence[Size],
+    local_slice: slice | None = None,
+    *,
+    inverted: bool = False,
+    soft: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Reads the masks of a split's images: which pixels count, (N, H, W) bool, and their weights, uint8 up to 255.
 
-    The N files must have the N ``sizes``; None where an image has no mask, and all of its pixels count. The images are
-    ``shown`` at other sizes: of several pixels that are averaged into one all must count. The masks have the same room
-    as the images of :func:`read_images`, and ``local_slice`` is that of the images.
+    The N files must have the N ``sizes``; None where an image has no mask, and all of its pixels count. Pixels count
+    where a mask is not black, or where it is black if it is ``inverted``. With ``soft``, grey values are weights, or
+    their differences from white if it is inverted; without, weights are 0 or 255. The images are ``shown`` at other
+    sizes: of several pixels that are averaged into one all must count. The masks have the same room as the images of
+    :func:`read_images`, and ``local_slice`` is that of the images.
 
     Raises:
         FileNotFoundError: A mask is missing.
@@ -218,16 +226,25 @@ def read_masks(
     def fill(index: int, plane: npt.NDArray[Any]) -> None:
         if (path := paths[index]) is None:
             return
-        white = path.name.lower().startswith("dynamic_mask_")  # where instant-ngp ignores pixels
-        ignored = (np.asarray(_read_grey(path, sizes[index])) == 0) != white
+        # instant-ngp's are white where it ignores pixels.
+        white = path.name.lower().startswith("dynamic_mask_") != inverted
+        grey = np.asarray(_read_grey(path, sizes[index]))
+        lost = grey if white else 255 - grey
+        if not soft:
+            lost = np.where((grey == 0) != white, np.uint8(255), np.uint8(0))
+        ignored = lost == 255
         if shown[index] != sizes[index]:
-            part = Image.fromarray(ignored.astype(np.float32)).resize(shown[index], Image.Resampling.BOX)
-            ignored = np.asarray(part) > 0
+            averaged = (
+                np.asarray(Image.fromarray(part.astype(np.float32)).resize(shown[index], Image.Resampling.BOX))
+                for part in (lost, ignored)
+            )
+            lost, ignored = next(averaged).round().astype(np.uint8), next(averaged) > 0
         if ignored.all():
             raise ValueError(f"{path}: must leave some pixels of the image, got a mask that leaves none")
-        plane[: ignored.shape[0], : ignored.shape[1]] = ignored
+        plane[: lost.shape[0], : lost.shape[1]] = np.where(ignored, 255, lost.clip(max=254))
 
-    return ~_stacked(shown, local_slice, (), np.bool_, fill)[0]
+    weights = 255 - _stacked(shown, local_slice, (), np.uint8, fill)[0]
+    return weights > 0, weights
 
 
 def read_depths(

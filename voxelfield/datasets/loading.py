@@ -66,7 +66,8 @@ def load_scene(
             "tracks, which scene.model=N selects beside another format"
         )
     for name, split in loaded.splits.items():
-        logger.info("%s: %d %s views, %s", loaded.name, len(split), name, split.size_in_words)
+        ignored = [f"{100 * part:.2g} % ignored by {cause}" for cause, part in split.masked().items() if part > 0]
+        logger.info("%s: %d %s views, %s", loaded.name, len(split), name, ", ".join([split.size_in_words, *ignored]))
     return loaded
 
 

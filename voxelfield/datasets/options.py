@@ -23,6 +23,9 @@ class ImageOptions:
             validation views; 0: no test views.
         missing_images: ``error`` refuses a scene that lacks a listed image, ``skip`` leaves such views out and warns;
             None: the usual choice for the format.
+        invert_masks: Whether pixels are ignored where masks are white or grey, instead of black.
+        soft_masks: Whether the grey values of masks are weights of pixels in training, so that only black ones, or only
+            white ones with ``invert_masks``, are ignored.
         lens_distortion: Whether to apply lens distortion. Without, fisheye lenses are equidistant, and all others are
             pinholes.
     """
@@ -30,6 +33,8 @@ class ImageOptions:
     downscale: Count = 1
     holdout: Natural = 8
     missing_images: Literal["error", "skip"] | None = None
+    invert_masks: bool = False
+    soft_masks: bool = False
     lens_distortion: bool = True
 
 

@@ -28,7 +28,7 @@ from voxelfield.datasets.images import (
 )
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.poses import FARTHEST, OPENCV_AXES, check_poses, scale_of
-from voxelfield.datasets.scene import Split
+from voxelfield.datasets.scene import MASK_WEIGHT, Split
 from voxelfield.messages import printable
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens, join_lenses
@@ -182,8 +182,12 @@ def read_split(name: str, photos: Sequence[Photo], options: LoadOptions) -> Spli
     local_slice = processes.rows(len(photos)) if divided else None
     images = read_images(paths, read, [photo.alpha for photo in photos], local_slice)
     files = [photo.mask for photo in photos]
-    masks = read_masks(files, sizes, read, local_slice) if any(files) else None
     extras = _times(photos) | (_depths(photos, sizes, read, local_slice) if options.depth else {})
+    masks = None
+    if any(files):
+        kind = {"inverted": options.invert_masks, "soft": options.soft_masks}
+        masks, weights = read_masks(files, sizes, read, local_slice, **kind)
+        extras |= {MASK_WEIGHT: weights} if options.soft_masks else {}
     names = [printable(path.stem) for path in whole]
     if len(set(names)) < len(names):  # two images have one name, or are one
         names = [f"{index}_{name}" for index, name in enumerate(names)]

@@ -17,6 +17,9 @@ from voxelfield.rendering.cameras import Cameras
 
 T = TypeVar("T")
 
+MASK_WEIGHT = "mask_weight"
+"""Name of the data (N, H, W) uint8 by which squared errors of pixels are multiplied in training, 255 for 1."""
+
 
 @dataclass(frozen=True, eq=False)
 class Split:
@@ -31,12 +34,14 @@ class Split:
             None: all pixels of all images count.
         paths: The N files that the images were read from; None if they come from elsewhere.
         extras: Further tensors by name, on the CPU, of any dtype: one value for each image, (N,) or (N, K), or for each
-            pixel, (N, H, W) or (N, H, W, ...), such as ``time`` (N,) and ``depth`` (N, H, W), which loaders fill
-            (data/README.md), or further data for a custom loss. Depths are distances along the optical axis, world
-            units, 0 where unknown. The cameras carry values of images as values of their rays
+            pixel, (N, H, W) or (N, H, W, ...), such as ``time`` (N,), ``depth`` (N, H, W) and :data:`MASK_WEIGHT`,
+            which loaders fill (data/README.md), or further data for a custom loss. Depths are distances along the
+            optical axis, world units, 0 where unknown. The cameras carry values of images as values of their rays
             (:attr:`voxelfield.Cameras.values`).
         local_slice: In a process group, the n views whose images, masks and extras per pixel are in this process; the
             other processes have the other views. None: all views.
+        transparent: Of all pixels, the fraction that ``masks`` excludes because they are transparent, not because a
+            mask says so.
         files: Further entries of the images' frames in a ``transforms.json``, such as ``mask_path``: N values for each
             key, None where there is none.
 
@@ -53,6 +58,7 @@ class Split:
     extras: Mapping[str, Tensor] = field(default_factory=dict)
     local_slice: slice | None = None
     files: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    transparent: float = 0.0
 
     def __post_init__(self) -> None:
         size = (len(self.local_indices), self.cameras.height, self.cameras.width, 4)
@@ -153,6 +159,17 @@ class Split:
     def mask(self, index: int, device: torch.device | str = "cpu") -> Tensor | None:
         """Returns, on a device, which pixels of a view count, (height, width) bool; None if all do."""
         return None if self.masks is None else self._cut(self.masks, index).to(device)
+
+    def masked(self) -> dict[str, float]:
+        """Returns the fractions of all pixels that do not count, by cause: ``masks``, or ``transparency`` alone.
+
+        Empty if all pixels count. A collective call if a process group divides the views.
+        """
+        if self.masks is None:
+            return {}
+        counts = self.all_gather([int(self._cut(self.masks, index).count_nonzero()) for index in self.local_indices])
+        fraction = 1 - sum(counts) / int(self.cameras.all_sizes().prod(dim=1).sum())
+        return {"masks": fraction - self.transparent, "transparency": self.transparent}
 
     def _cut(self, stack: Tensor, index: int) -> Tensor:
         width, height = self.cameras.size(index)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -34,6 +35,12 @@ def in_chunks(function: Callable[..., Tensor], *rows: Tensor, evaluations: int =
     size = max(CHUNK // evaluations, 1)
     chunks = list(zip(*(each.split(size) for each in rows), strict=True))
     return torch.cat([function(*parts) for parts in tracked(chunks, doing, silent=not doing)])
+
+
+def joined_channels(arrays: Iterable[np.ndarray]) -> np.ndarray:
+    """Returns arrays (X, Y, Z) and (X, Y, Z, C) as one (X, Y, Z, C) float32; bytes become numbers in [0, 1]."""
+    scaled = [each / np.float32(255) if each.dtype == np.uint8 else each for each in arrays]
+    return np.concatenate([each.reshape(*each.shape[:3], -1).astype(np.float32) for each in scaled], axis=-1)
 
 
 def check_finite_values(name: str, values: Tensor) -> None:

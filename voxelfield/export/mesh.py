@@ -263,7 +263,7 @@ def _surface(source: ExportSource, surface: SurfaceKind = "density", **options: 
     return FieldSurface(source.model, kind=surface, cameras=cameras, **options)
 
 
-def _upright(source: ExportSource) -> Tensor:
+def upright(source: ExportSource) -> Tensor:
     """Returns axes (3, 3), one per row, of which z points up in the training images."""
     cameras = reference_camera(source.model.warp, 1, 1)
     if cameras is None:
@@ -279,7 +279,7 @@ def _write_mesh(path: Path, source: ExportSource, up_axis: Literal["y", "z"] | N
     of_surface = {option.name: options.pop(option.name) for option in _SURFACE if option.name in options}
     mesh = source.once(_surface, **of_surface).mesh(**options)
     if up_axis is not None or path.suffix.lower() == ".glb":
-        mesh = mesh.turned(_upright(source))
+        mesh = mesh.turned(source.once(upright))
     save_mesh(path, mesh, up_axis)
     return f"{len(mesh.faces)} triangles of {len(mesh.vertices)} vertices"
 

@@ -20,7 +20,7 @@ from voxelfield.rendering.pixels import linear_light, to_uint8
 MESH_SUFFIXES = (".ply", ".obj", ".glb")
 """Suffixes of the files that meshes are written to."""
 
-_Y_UP = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, -1.0, 0.0]])  # rows are the axes of files with y up
+Y_UP = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, -1.0, 0.0]])  # rows are the axes of files with y up
 
 _FLOATS, _CHANNELS = ("x", "y", "z", "nx", "ny", "nz"), ("red", "green", "blue")
 _POINT = np.dtype([*((name, "<f4") for name in _FLOATS), *((name, "u1") for name in _CHANNELS)])
@@ -138,7 +138,7 @@ def save_mesh(path: Path | str, mesh: Mesh, up_axis: Literal["y", "z"] | None = 
     check_suffix("path", path, MESH_SUFFIXES)
     suffix = path.suffix.lower()
     if (up_axis or ("y" if suffix == ".glb" else "z")) == "y":
-        mesh = mesh.turned(_Y_UP)
+        mesh = mesh.turned(Y_UP)
     whole = _as_trimesh(mesh, path)
     if suffix == ".ply":
         files: dict[str, Any] = {path.name: whole.export(file_type="ply", vertex_normal=True)}

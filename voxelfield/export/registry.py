@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from voxelfield.datasets.scene import Scene
 from voxelfield.files import check_suffix
@@ -124,6 +124,39 @@ class ExportFormat:
     options: Sequence[Option] = ()
     check: Callable[[Path, Mapping[str, Any]], None] = lambda path, given: None
     check_source: Callable[[ExportSource], None] = lambda source: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileFormat:
+    """One of the kinds of files of an export format that has several; each is declared in a module of this package.
+
+    Attributes:
+        of: Name of the export format, such as ``volume``.
+        suffixes: Endings of its names.
+        write: Called with the path of a new file and what the export format passes; writes the file.
+        read: Called with a path; returns what the export format reads; None if it reads none.
+        up_axis: Axis that points up by its specification; None: as in the poses.
+        require: Imports its library before anything is computed; raises MissingPackageError without it.
+    """
+
+    of: str
+    suffixes: Sequence[str]
+    write: Callable[..., object]
+    read: Callable[[Path], Any] | None = None
+    up_axis: Literal["y"] | None = None
+    require: Callable[[], Any] = lambda: None
+
+
+def file_format(of: str, path: Path | str) -> FileFormat:
+    """Returns the kind of a file of the export format ``of``; raises ValueError if its suffix is that of no kind."""
+    kinds = {suffix: each for each in _file_formats() if each.of == of for suffix in each.suffixes}
+    check_suffix("path", path, list(kinds))
+    return next(each for suffix, each in kinds.items() if Path(path).name.lower().endswith(suffix))
+
+
+@functools.cache
+def _file_formats() -> list[FileFormat]:
+    return own_objects(__package__, FileFormat)
 
 
 @functools.cache

@@ -1,23 +1,20 @@
-"""3D Gaussians and their files, in the layouts that splat viewers read."""
+"""3D Gaussians and their files, of which PLY is the one that all splat viewers read."""
 
 from __future__ import annotations
 
-import gzip
-import math
-import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.export.mesh_file import binary_ply
-from voxelfield.files import atomic_write, check_suffix
-
-SPLAT_SUFFIXES = (".ply", ".spz")
-"""Suffixes of the files that splats are written to."""
+from voxelfield.export.mesh_file import Y_UP, binary_ply
+from voxelfield.export.registry import FileFormat, file_format
+from voxelfield.fields.decoders import spherical_harmonics
+from voxelfield.files import atomic_path
+from voxelfield.rendering.rigid import quaternions, rotations
 
 _PROPERTIES = (
     *("x", "y", "z", "nx", "ny", "nz"),
@@ -27,12 +24,6 @@ _PROPERTIES = (
     *(f"scale_{index}" for index in range(3)),
     *(f"rot_{index}" for index in range(4)),
 )
-
-# Of SPZ (Niantic): the version that all its readers know, its step of the constant colour, and fixed-point positions.
-_SPZ_MAGIC, _SPZ_VERSION, _SPZ_COLOR = 0x5053474E, 2, 0.15
-_SPZ_POSITION_BITS, _SPZ_MOST_FRACTION_BITS = 23, 16
-# Of logarithms of scales.
-_SPZ_SCALE_STEPS, _SPZ_SCALE_SHIFT = 16, 10.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,72 +52,59 @@ class Splats:
         """Returns some of the Gaussians."""
         return Splats(*(each[index] for each in vars(self).values()))
 
+    def turned(self, axes: Tensor) -> Splats:
+        """Returns the Gaussians in other axes (3, 3), orthonormal and right-handed, one per row."""
+        turn = axes.to(self.means)
+        directions = F.normalize(torch.randn(64, 3, generator=torch.Generator().manual_seed(0)), dim=-1).to(turn)
+        # Each band of the harmonics turns into itself, so that the system has an exact solution.
+        before, after = spherical_harmonics(directions, 3), spherical_harmonics(directions @ turn.T, 3)
+        change = torch.linalg.lstsq(after.double().cpu(), before.double().cpu()).solution.to(turn)
+        turned = quaternions(turn @ rotations(F.normalize(self.rotations, dim=-1)))
+        return Splats(self.means @ turn.T, self.log_scales, turned, self.opacity_logits, change @ self.harmonics)
 
-def save_splats(path: Path | str, splats: Splats) -> None:
-    """Writes splats in the units and axes of the world, that is, of the input data.
 
-    A PLY is binary and has the properties of Kerbl et al. (2023), in float32. An SPZ (version 2) is about an eighth
-    as large: it has 24 bits a coordinate, and 8 bits for any other number.
+def save_splats(path: Path | str, splats: Splats, up_axis: Literal["y", "z"] | None = None, **options: Any) -> None:
+    """Writes splats in the units of the world, that is, of the input data, with z or y as the axis that points up.
+
+    A PLY is binary and has the properties of Kerbl et al. (2023), in float32. SPZ and SOG are compressed. A GLB has the
+    extension KHR_gaussian_splatting, and an USDZ a ParticleField3DGaussianSplat, both in float32.
 
     Args:
-        path: ``*.ply`` or ``*.spz``.
-        splats: The Gaussians, on any device.
+        path: ``*.ply``, ``*.spz``, ``*.sog``, ``*.glb`` or ``*.usdz``.
+        splats: The Gaussians, whose z axis points up, on any device.
+        up_axis: Axis of the file that points up: ``z`` changes nothing, ``y`` turns the splats by 90 degrees about x.
+            None: ``y`` for SPZ, GLB and USDZ, ``z`` for the others.
+        options: ``spz_version``, 3 or 4 (the default), for an SPZ.
 
     Raises:
+        MissingPackageError: The library of the format is not installed.
         ValueError: The path has another suffix, or positions or scales do not fit in an SPZ.
         FloatingPointError: A number is not finite.
         OSError: The file cannot be written.
     """
-    check_suffix("path", path, SPLAT_SUFFIXES)
+    chosen = file_format("splats", path)
     parts = [each.detach().float().cpu() for each in vars(splats).values()]
     if not all(bool(each.isfinite().all()) for each in parts):
         raise FloatingPointError("splats must be finite, got NaN or infinity: the weights of the run are damaged")
     on_cpu = Splats(*parts)
-    content = _ply(on_cpu) if Path(path).suffix.lower() == ".ply" else _spz(on_cpu)
-    with atomic_write(path) as file:
-        file.write(content)
+    up_axis = up_axis or chosen.up_axis or "z"
+    on_cpu = on_cpu.turned(Y_UP) if up_axis == "y" else on_cpu
+    with atomic_path(path) as temporary:
+        chosen.write(temporary, replace(on_cpu, rotations=F.normalize(on_cpu.rotations, dim=-1)), up_axis, **options)
 
 
-def _ply(splats: Splats) -> bytes:
-    rotations = F.normalize(splats.rotations, dim=-1)
+def ply_content(splats: Splats) -> bytes:
+    """Returns the PLY of splats whose rotations have unit length."""
     # All coefficients of red come first, then green, then blue.
     rest = splats.harmonics[:, 1:].mT.flatten(1)
     unused_normals = torch.zeros_like(splats.means)
     columns = (splats.means, unused_normals, splats.harmonics[:, 0], rest, splats.opacity_logits[:, None])
-    rows = torch.cat((*columns, splats.log_scales, rotations), dim=1)
+    rows = torch.cat((*columns, splats.log_scales, splats.rotations), dim=1)
     return binary_ply(rows.numpy().astype("<f4").view([(name, "<f4") for name in _PROPERTIES])[:, 0])
 
 
-def _spz(splats: Splats) -> bytes:
-    farthest = float(splats.means.abs().max()) if len(splats) else 0.0
-    bits = min(_SPZ_MOST_FRACTION_BITS, math.floor(_SPZ_POSITION_BITS - math.log2(max(farthest, 1e-6) * 1.001)))
-    if bits < 1:
-        raise ValueError(f"splats must lie within 4 million units of the origin for an SPZ, got one at {farthest:g}")
-    least, greatest = (splats.log_scales.min(), splats.log_scales.max()) if len(splats) else (0.0, 0.0)
-    if least < -_SPZ_SCALE_SHIFT or greatest > 255 / _SPZ_SCALE_STEPS - _SPZ_SCALE_SHIFT:
-        raise ValueError(
-            "splats must have standard deviations from 4.6e-5 to 370 units for an SPZ, got "
-            f"{math.exp(least):.2g} to {math.exp(greatest):.2g}: write a PLY, or scale the poses"
-        )
-    fixed = (splats.means.double() * 2**bits).round().int().numpy().astype("<i4")
-    # Only x, y and z are stored; w is the positive rest of the unit length, which is inaccurate if w is small. Half a
-    # turn about an axis of a Gaussian does not change it, so the largest component becomes w.
-    w, x, y, z = F.normalize(splats.rotations, dim=-1).unbind(dim=-1)
-    turned = torch.stack((w, x, y, z, -x, w, z, -y, -y, -z, w, x, -z, y, -x, w), dim=-1).view(-1, 4, 4)
-    best = turned[..., 0].abs().argmax(dim=-1)
-    rotations = turned[torch.arange(len(best)), best]
-    rotations = rotations[:, 1:] * torch.where(rotations[:, :1] < 0, -1, 1)
-    packed = (
-        fixed.view(np.uint8).reshape(-1, 3, 4)[..., :3].tobytes(),
-        _bytes(255 * splats.opacity_logits.sigmoid()),
-        _bytes(255 * (splats.harmonics[:, 0] * _SPZ_COLOR + 0.5)),
-        _bytes(_SPZ_SCALE_STEPS * (splats.log_scales + _SPZ_SCALE_SHIFT)),
-        _bytes(127.5 * (rotations + 1)),
-        _bytes(128 * (splats.harmonics[:, 1:] + 1)),
-    )
-    header = struct.pack("<IIIBBBB", _SPZ_MAGIC, _SPZ_VERSION, len(splats), 3, bits, 0, 0)
-    return gzip.compress(header + b"".join(packed), mtime=0)
-
-
-def _bytes(values: Tensor) -> bytes:
-    return values.round().clamp(0, 255).to(torch.uint8).numpy().tobytes()
+PLY = FileFormat(
+    of="splats",
+    suffixes=(".ply",),
+    write=lambda path, splats, up_axis: path.write_bytes(ply_content(splats)),
+)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.config import Count, Natural
+from voxelfield.config import Count, Natural, Range
 from voxelfield.export.lattice import in_chunks, warped_voxels
-from voxelfield.export.registry import ExportFormat, ExportSource, Option
-from voxelfield.export.splat_file import SPLAT_SUFFIXES, Splats, save_splats
+from voxelfield.export.mesh import upright
+from voxelfield.export.registry import ExportFormat, ExportSource, Option, file_format
+from voxelfield.export.splat_file import Splats, save_splats
 from voxelfield.export.splat_rendering import MAX_ALPHA, MIN_ALPHA, render_splats
 from voxelfield.fields.decoders import spherical_harmonics
 from voxelfield.fields.harmonics import fit_harmonics, products, symmetric
@@ -46,6 +47,9 @@ _WINDOW = 192
 _ZOOMS = (1, 2, 4)
 # Pixels for each Gaussian that all windows together have, and the least number of windows.
 _PIXELS_PER_SPLAT, _MIN_STEPS = 40, 100
+SpzVersion = Annotated[int, Range(3, 4)]
+# A level of detail has this many times fewer Gaussians than the one before it.
+_LEVEL_RATIO = 4
 # Of Adam, at first: centres in voxels, logarithms of scales, quaternions, logits, coefficients.
 _RATES = (0.03, 0.03, 0.01, 0.1, 0.01)
 _FINAL_RATE = 0.1
@@ -304,18 +308,39 @@ def _check(source: ExportSource) -> None:
         raise ValueError("--splats must come with --environment for this run, whose environment Gaussians do not show")
 
 
-def _write(path: Path, source: ExportSource, **options: int) -> str:
-    splats = splats_of(source.model, source.training_cameras(), **options)
-    save_splats(path, splats)
-    return f"{len(splats)} Gaussians"
+def _check_file(path: Path, given: Mapping[str, Any]) -> None:
+    file_format("splats", path).require()
+    if "spz_version" in given and path.suffix.lower() != ".spz":
+        raise ValueError(f"--spz-version must be written to an spz, got --splats {path}")
+
+
+def _write(
+    path: Path,
+    source: ExportSource,
+    count: int = 1_000_000,
+    fit_steps: int | None = None,
+    lod: int = 1,
+    up_axis: Literal["y", "z"] | None = None,
+    **options: Any,
+) -> str:
+    turns = up_axis is not None or file_format("splats", path).up_axis is not None
+    axes = source.once(upright) if turns else torch.eye(3)
+    cameras, written = source.training_cameras(), ""
+    for level in range(lod):
+        splats = splats_of(source.model, cameras, count=count, fit_steps=fit_steps)
+        name = path if level == 0 else path.with_name(f"{path.stem}.lod{level}{path.suffix}")
+        save_splats(name, splats.turned(axes) if turns else splats, up_axis, **options)
+        written += f", {len(splats)} to {name.name}" if level else f"{len(splats)} Gaussians"
+        count = max(len(splats) // _LEVEL_RATIO, 1)
+    return written
 
 
 SPLATS = ExportFormat(
     name="splats",
-    help="3D Gaussians of everything that training cameras see: ply or spz; needs the scene",
-    opens="https://superspl.at/editor",
+    help="3D Gaussians of everything that training cameras see: ply, spz, sog, glb or usdz; needs the scene",
+    opens="https://superspl.at/editor (ply, spz, sog), PlayCanvas (glb) or OpenUSD (usdz)",
     write=_write,
-    suffixes=SPLAT_SUFFIXES,
+    suffixes=(".ply", ".spz", ".sog", ".glb", ".usdz"),
     options=(
         Option("count", "largest number of Gaussians (default: 1000000)", Count, "N"),
         Option(
@@ -324,6 +349,10 @@ SPLATS = ExportFormat(
             Natural,
             "N",
         ),
+        Option("lod", "levels of detail: also FILE.lod1, ... with a quarter of the Gaussians each", Count, "N"),
+        Option("up_axis", "axis that points up (default: y for spz, glb and usdz)", Literal["y", "z"]),
+        Option("spz_version", "version of an spz: 4, or 3 for older readers (default: 4)", SpzVersion, "N"),
     ),
+    check=_check_file,
     check_source=_check,
 )

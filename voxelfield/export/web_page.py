@@ -61,11 +61,11 @@ class _Texture(NamedTuple):
 def save_web_page(path: Path | str, model: Model, cameras: Cameras, title: str = "voxelfield") -> None:
     """Writes a page that draws a field in a browser and lets one move through it.
 
-    With deferred shading, the page draws the images of the backend ``render_baked_image``, up to rounding, without the
-    lens. For other fields, the view dependence of colours is approximated
-    (:class:`voxelfield.fields.harmonics.HarmonicsDecoder`). The log says how much the images differ from those of
-    :func:`voxelfield.rendering.render.render_view`. The page contains all data, unless they exceed :data:`MAX_INLINE`
-    when compressed: then they are loaded from files beside it.
+    With deferred shading, the page draws the images of the backend ``render_baked_image``, without the lens, from
+    values that are interpolated (:meth:`voxelfield.rendering.bricks.Bricks.unpacked`) and rounded to 8 bits. For other
+    fields, the view dependence of colours is approximated (:class:`voxelfield.fields.harmonics.HarmonicsDecoder`). The
+    log says how much the images differ from those of :func:`voxelfield.rendering.render.render_view`. The page contains
+    all data, unless they exceed :data:`MAX_INLINE` when compressed: then they are loaded from files beside it.
 
     Args:
         path: The page if its name ends with ``.html``, otherwise a folder, created if needed, for its ``index.html``.

@@ -142,6 +142,8 @@ class RadianceField(Field, nn.Module):
 
     def __init__(self, grid: VoxelGrid | VoxelPyramid, decoder: Decoder, warp: Warp | None = None) -> None:
         super().__init__()
+        if isinstance(grid, VoxelGrid):
+            grid.require_linear("a radiance field", axes=3)
         complete("decoder", decoder, Decoder, ("channels", "density", "__call__"))
         if grid.channels != decoder.channels:
             raise ValueError(f"decoder.channels must be {grid.channels}, as the grid has, got {decoder.channels}")

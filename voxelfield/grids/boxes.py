@@ -14,11 +14,13 @@ from torch import Tensor
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError, shown
 
 Box = tuple[tuple[float, ...], tuple[float, ...]]
-"""Lower and upper corner, three numbers each, exact in float32."""
+"""Lower and upper corner, three numbers each unless they are those of a grid of fewer axes, exact in float32."""
 
 
-def parse_box(aabb: Sequence[Sequence[float]] | Tensor, name: str = "aabb") -> Box:
+def parse_box(aabb: Sequence[Sequence[float]] | Tensor, name: str = "aabb", axes: Sequence[int] = (3,)) -> Box:
     """Returns the corners of a box (2, 3), rounded to float32; raises ValueError unless it is one, with finite corners.
+
+    ``axes`` are the numbers of coordinates that a corner may have.
 
     Does not read values through torch, so boxes can be given as numbers even where torch computes no values: under
     ``torch.device("meta")`` and under ``FakeTensorMode``. ``name`` is that of the box, for messages.
@@ -28,7 +30,7 @@ def parse_box(aabb: Sequence[Sequence[float]] | Tensor, name: str = "aabb") -> B
         if isinstance(aabb, Tensor):
             corners = aabb.detach().tolist()
         low, high = (tuple(c_float(float(value)).value for value in corner) for corner in corners)
-        if not len(low) == len(high) == 3:
+        if len(low) != len(high) or len(low) not in axes:
             raise ValueError("a corner has another number of coordinates")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ArgumentValueError(
@@ -75,16 +77,16 @@ def parse_size(name: str, value: Any) -> int:
     return size
 
 
-def parse_resolution(resolution: int | Sequence[int]) -> tuple[int, int, int]:
+def parse_resolution(resolution: int | Sequence[int], axes: int = 3) -> tuple[int, ...]:
     """Returns numbers of vertices or cells along x, y and z, of which one may stand for all; raises as above."""
     try:
         sizes: tuple[Any, ...] = tuple(resolution)  # type: ignore[arg-type]
     except TypeError:
-        sizes = (resolution,) * 3
-    if len(sizes) != 3:
-        raise ArgumentValueError(f"resolution must be one int, or three for x, y and z, got {shown(resolution)}")
-    x, y, z = (parse_size("resolution", size) for size in sizes)
-    return x, y, z
+        sizes = (resolution,) * axes
+    if len(sizes) != axes:
+        several = ("one for x", "two for x and y", "three for x, y and z")[axes - 1]
+        raise ArgumentValueError(f"resolution must be one int, or {several}, got {shown(resolution)}")
+    return tuple(parse_size("resolution", size) for size in sizes)
 
 
 def cell_indices(flat: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:

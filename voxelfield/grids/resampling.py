@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -49,14 +50,16 @@ def sample_vertices(
 ) -> Tensor:
     """Samples (X, Y, Z, C) trilinearly at the vertices that fill a box given by its corners (2, 3) in the unit cube.
 
+    A grid of one or two axes is sampled linearly in the same way.
+
     No temporary tensor has more than ``SLAB_ELEMENTS`` elements, unless the vertices at one x need more.
     """
     corners = corners.to(coordinate_dtype(values.dtype))
     result = values.new_empty((*resolution, values.shape[-1]))
-    x, y, z = vertex_axes(corners, resolution, align_corners)
-    at_once = max(1, processes.SLAB_ELEMENTS // (len(y) * len(z) * max(values.shape[-1], 3)))
+    x, *others = vertex_axes(corners, resolution, align_corners)
+    at_once = max(1, processes.SLAB_ELEMENTS // (math.prod(map(len, others)) * max(values.shape[-1], 3)))
     for some, slab in zip(x.split(at_once), result.split(at_once), strict=True):
-        points = torch.stack(torch.meshgrid(some, y, z, indexing="ij"), dim=-1)
+        points = torch.stack(torch.meshgrid(some, *others, indexing="ij"), dim=-1)
         slab.copy_(ops.sample_trilinear(values, points, padding=padding, align_corners=align_corners))
     return result
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, overload
 
 import torch
@@ -35,19 +36,22 @@ from voxelfield.grids.resampling import (
 )
 from voxelfield.grids.working_copies import WorkingCopies
 from voxelfield.ops._grids import PADDINGS, Padding, sample_in_box
+from voxelfield.ops._separable import KERNELS
+from voxelfield.ops.cubic import CUBIC_KERNELS
+
+GridMode = Literal["linear", "nearest", "bspline", "convolution"]
 
 
-def cubic_voxels(aabb: Sequence[Sequence[float]] | Tensor, mean_resolution: int) -> tuple[int, int, int]:
+def cubic_voxels(aabb: Sequence[Sequence[float]] | Tensor, mean_resolution: int) -> tuple[int, ...]:
     """Returns the resolution, a number along each axis, that fills a box with ``mean_resolution**3`` cubes.
 
     Args:
-        aabb: (2, 3) box, world units.
+        aabb: (2, 3) box, world units; or one of two axes or one, to be filled with squares or pieces.
         mean_resolution: Cube root of the number of voxels: the geometric mean of the numbers along the axes.
     """
-    extent = box_extent(parse_box(aabb))
-    edge = math.prod(extent) ** (1 / 3) / mean_resolution
-    x, y, z = (max(2, round(e / edge)) for e in extent)
-    return x, y, z
+    extent = box_extent(parse_box(aabb, axes=(1, 2, 3)))
+    edge = math.prod(extent) ** (1 / len(extent)) / mean_resolution
+    return tuple(max(2, round(e / edge)) for e in extent)
 
 
 class VoxelGrid(Grid):
@@ -57,6 +61,9 @@ class VoxelGrid(Grid):
     ``align_corners=False`` at the centres of equal voxels that fill the box, as for
     :func:`torch.nn.functional.grid_sample`. An axis with a single vertex is constant. The index order is x, y, z
     everywhere.
+
+    A box with corners of two numbers, or one, makes a grid of as many axes: features (X, Y, C) or (X, C), and positions
+    (..., 2) or (..., 1). What is said of x, y and z then holds for these axes.
 
     The grid gives no meaning to its features, such as density or colour: it is a function from a position to
     ``channels`` numbers, differentiable twice in its features and in the position.
@@ -75,6 +82,9 @@ class VoxelGrid(Grid):
             is one voxel longer than the distance of the outermost vertices: with ``align_corners=False`` it is the box.
         align_corners: Whether the outermost vertices lie on the faces of the box, or half a voxel inside. As a setting
             of the code, like ``padding``, this is not part of the ``state_dict``.
+        mode: ``"linear"``; ``"nearest"`` for the value of the nearest vertex; ``"bspline"`` for cubic B-splines, of
+            which the features are the coefficients; or ``"convolution"`` for cubic convolution
+            (:func:`voxelfield.ops.sample_cubic`). Radiance fields, working copies and resampling need ``"linear"``.
         init_std: Standard deviation of the normal distribution from which the initial features are drawn.
         fill: Mean of that distribution; with ``init_std=0`` the initial value of all features.
         dtype: Type of the features: float32, float64, float16 or bfloat16.
@@ -87,8 +97,8 @@ class VoxelGrid(Grid):
 
     Raises:
         TypeError: ``resolution`` or ``channels`` is not integer, or ``dtype`` is not one of the four.
-        ValueError: A size is below 1, ``padding`` is unknown, ``init_std`` is negative or not finite, or ``aabb`` is
-            not a finite box with low < high along every axis.
+        ValueError: A size is below 1, ``padding`` or ``mode`` is unknown, ``init_std`` is negative or not finite, or
+            ``aabb`` is not a finite box with low < high along every axis.
 
     Example:
         >>> grid = VoxelGrid(resolution=64, channels=12, aabb=((-1, -1, -1), (1, 1, 1)))
@@ -111,24 +121,27 @@ class VoxelGrid(Grid):
         *,
         padding: Padding = "border",
         align_corners: bool = True,
+        mode: GridMode = "linear",
         init_std: float = 0.0,
         fill: float = 0.0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        shape = (*parse_resolution(resolution), parse_size("channels", channels))
+        self._box = parse_box(aabb, axes=(1, 2, 3))
+        shape = (*parse_resolution(resolution, len(self._box[0])), parse_size("channels", channels))
         if dtype not in FLOATING:
             raise ArgumentTypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype}")
         check_choice("padding", padding, PADDINGS)
+        check_choice("mode", mode, KERNELS)
         check_not_negative("init_std", init_std)
         check_finite("fill", fill)
         self.padding: Padding = padding
         self.align_corners = bool(align_corners)
+        self.mode: GridMode = mode
         self.init_std = init_std
         self.fill = fill
         self.features = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
-        self._box = parse_box(aabb)
         self.register_buffer("aabb", box_tensor(self._box, self.features.device))
         self.reset_parameters()
 
@@ -150,8 +163,7 @@ class VoxelGrid(Grid):
     @property
     def resolution(self) -> tuple[int, int, int]:
         """Number of vertices along x, y and z."""
-        x, y, z, _ = self.features.shape
-        return x, y, z
+        return tuple(self.features.shape[:-1])  # type: ignore[return-value]  # three, unless the box has fewer axes
 
     @property
     def channels(self) -> int:
@@ -256,9 +268,13 @@ class VoxelGrid(Grid):
             sampled = self.working_copies.sample([self.features], unit.reshape(-1, 3).float(), self.padding)
             return sampled.reshape(*points.shape[:-1], self.channels)
         options: dict[str, Any] = {"padding": self.padding, "align_corners": self.align_corners}
+        sample: Callable[..., Any] = partial(ops.sample_trilinear, self.features, unit, mode=self.mode, **options)
+        if self.mode in CUBIC_KERNELS:
+            sample = partial(ops.sample_cubic, self.features, unit, self.mode, **options)
         if not with_gradient:
-            return ops.sample_trilinear(self.features, unit, **options)
-        values, slopes = ops.sample_trilinear(self.features, unit, **options, with_gradient=True)
+            sampled = sample()
+            return sampled
+        values, slopes = sample(with_gradient=True)
         low, high = self.aabb.to(coordinate_dtype(slopes.dtype))
         return values, (slopes / (high - low)).to(slopes.dtype)
 
@@ -270,6 +286,8 @@ class VoxelGrid(Grid):
         """
         if self.working_copies is not None or type(self).to_unit is not VoxelGrid.to_unit or traces_ops():
             return None
+        if self.mode != "linear":
+            return None
         features: Any = self._parameters.get("features")  # a parametrized one is none
         aabb: Any = self._buffers["aabb"]
         if not (self.align_corners and isinstance(points, Tensor) and isinstance(features, Tensor)):
@@ -278,7 +296,7 @@ class VoxelGrid(Grid):
             return None
         if aabb.requires_grad or points.get_device() != features.get_device() or points.dim() == 0:
             return None
-        if points.shape[-1] != 3:
+        if points.shape[-1] != 3 or features.dim() != 4:
             return None
         rows = points if points.dim() == 2 else points.reshape(-1, 3)
         sampled: Tensor = sample_in_box(features, rows, aabb, PADDINGS[self.padding])[0]
@@ -287,7 +305,15 @@ class VoxelGrid(Grid):
     def _new_copies(self, dtype: torch.dtype) -> WorkingCopies:
         if not self.align_corners:
             raise ArgumentValueError("align_corners must be True for enable_copies, got False")
+        self.require_linear("enable_copies", axes=3)
         return super()._new_copies(dtype)
+
+    def require_linear(self, purpose: str, axes: int | None = None) -> None:
+        """Raises ValueError unless features are interpolated linearly, and along a number of axes if that is given."""
+        if self.mode != "linear":
+            raise ArgumentValueError(f"mode must be 'linear' for {purpose}, got {self.mode!r}")
+        if axes not in (None, len(self.resolution)):
+            raise ArgumentValueError(f"aabb must have {axes} axes for {purpose}, got {len(self.resolution)}")
 
     def _check_points(self, points: Tensor) -> Tensor:
         """Raises unless the points are positions on the grid's device; converts 16-bit ones to float32."""
@@ -300,8 +326,9 @@ class VoxelGrid(Grid):
             raise ArgumentTypeError(f"points must be float32 or float64, got {points.dtype}")
         if points.device != self.aabb.device:
             raise ArgumentValueError(f"points must be on the grid's device {self.aabb.device}, got {points.device}")
-        if points.dim() == 0 or points.shape[-1] != 3:
-            raise ArgumentValueError(f"points must have shape (..., 3), got {tuple(points.shape)}")
+        axes = len(self.resolution)
+        if points.dim() == 0 or points.shape[-1] != axes:
+            raise ArgumentValueError(f"points must have shape (..., {axes}), got {tuple(points.shape)}")
         return points
 
     def upsample(self, resolution: int | Sequence[int], optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -324,8 +351,8 @@ class VoxelGrid(Grid):
         Raises:
             TypeError: ``resolution`` is not integer.
             ValueError: A size is below 1, the grid is sharded (``fully_shard``), the optimizer does not train it, or
-                its state for the grid has another shape and cannot be resampled. In all these cases nothing has
-                changed.
+                its state for the grid has another shape and cannot be resampled, or ``mode`` is not ``"linear"``. In
+                all these cases nothing has changed.
         """
         refuse_computed(self.features, "upsample")
         self.refit(self.aabb, resolution, optimizer)
@@ -351,8 +378,10 @@ class VoxelGrid(Grid):
             ValueError: ``aabb`` is not a finite box with low < high, or as for :meth:`upsample`. In all these cases
                 nothing has changed.
         """
-        box, shape = parse_box(aabb), parse_resolution(resolution)
+        axes = len(self.resolution)
+        box, shape = parse_box(aabb, axes=(axes,)), parse_resolution(resolution, axes)
         refuse_computed(self.features, "refit")
+        self.require_linear("resampling")
         state, shaped = migratable_state(self.features, optimizer) if optimizer is not None else ({}, [])
         low, high = self.aabb
         corners = (box_tensor(box, low.device) - low) / (high - low)
@@ -415,9 +444,14 @@ class VoxelGrid(Grid):
         Raises:
             ValueError: There are not three finite weights, or ``channels`` selects none.
         """
-        factors = (1.0, 1.0, 1.0) if weights is None else tuple(float(weight) for weight in weights)
-        if len(factors) != 3 or not all(math.isfinite(factor) for factor in factors):
-            raise ArgumentValueError(f"weights must be three finite numbers, for x, y and z, got {weights!r}")
+        factors = (1.0,) * len(self.resolution) if weights is None else tuple(float(weight) for weight in weights)
+        if len(factors) != len(self.resolution) or not all(math.isfinite(factor) for factor in factors):
+            several = (
+                "one finite number, for x",
+                "two finite numbers, for x and y",
+                "three finite numbers, for x, y and z",
+            )
+            raise ArgumentValueError(f"weights must be {several[len(self.resolution) - 1]}, got {weights!r}")
         values = self.features if channels is None else self.features[..., channels]
         if values.shape[-1] == 0:
             raise ArgumentValueError(f"channels must select at least one of {self.channels} channels, got {channels!r}")
@@ -442,7 +476,12 @@ class VoxelGrid(Grid):
         key = prefix + "features"
         saved = state_dict.get(key)
         self.working_copies = None  # copies of the old features
-        if isinstance(saved, Tensor) and saved.dim() == 4 and saved.numel() and saved.shape != self.features.shape:
+        if (
+            isinstance(saved, Tensor)
+            and saved.dim() == self.features.dim()
+            and saved.numel()
+            and saved.shape != self.features.shape
+        ):
             if saved.shape[-1] == self.channels:
                 for values in (self.features, nn.Parameter(saved, requires_grad=False)):
                     refuse_sharded(values, "load_state_dict of another resolution")
@@ -463,6 +502,8 @@ class VoxelGrid(Grid):
         parts = [f"resolution={self.resolution}", f"channels={self.channels}", f"padding={self.padding!r}"]
         if not self.align_corners:
             parts.append("align_corners=False")
+        if self.mode != "linear":
+            parts.append(f"mode={self.mode!r}")
         if not self.aabb.is_meta:
             low, high = (", ".join(f"{value:.6g}" for value in corner) for corner in self.aabb.tolist())
             parts.insert(2, f"aabb=(({low}), ({high}))")

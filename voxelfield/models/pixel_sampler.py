@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield import processes
-from voxelfield.datasets.scene import Split
+from voxelfield.datasets.scene import MASK_WEIGHT, Split
 from voxelfield.devices import read_from_host
 from voxelfield.distributed.shards import DividedRows, rows_between
 from voxelfield.models.batch import Batch, background_for, columns_and_rows
@@ -190,6 +190,7 @@ class PixelSampler:
             rays_of_rows = (rows[:, None] * square + torch.arange(square, device=rows.device)).flatten()
             part = rays_of_rows, count * square
         rays, rgba = self._read(index, aabb, cameras, colors)
+        has_weights = MASK_WEIGHT in self._of_pixels
         return Batch(
             replace(rays, part=part),
             rgba,
@@ -197,6 +198,7 @@ class PixelSampler:
             behind,
             patches,
             self._patch_size,
+            self.look_up(MASK_WEIGHT, index).float() / 255 if has_weights else None,
             look_up=self.look_up,
             images_of=self.images_of,
         )

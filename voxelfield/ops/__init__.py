@@ -12,6 +12,7 @@ from voxelfield.ops.compositing import (
     ray_transmittance,
     ray_weights,
 )
+from voxelfield.ops.cubic import bspline_prefilter, sample_cubic
 from voxelfield.ops.grid import sample_pyramid, sample_trilinear
 from voxelfield.ops.importance import importance_sample
 from voxelfield.ops.march_levels import march_levels
@@ -20,6 +21,7 @@ from voxelfield.ops.mlp import mlp
 from voxelfield.ops.ray_sums import exclusive_prod, exclusive_sum, inclusive_prod, inclusive_sum, sum_along_rays
 from voxelfield.ops.render_grid import RenderedRays, render_grid
 from voxelfield.ops.selection import select_samples
+from voxelfield.ops.splat import splat_cubic, splat_trilinear
 
 __all__ = [
     "Composite",
@@ -28,6 +30,7 @@ __all__ = [
     "RenderedRays",
     "alpha_transmittance",
     "alpha_weights",
+    "bspline_prefilter",
     "composite",
     "composite_alphas",
     "exclusive_prod",
@@ -46,9 +49,12 @@ __all__ = [
     "ray_transmittance",
     "ray_weights",
     "render_grid",
+    "sample_cubic",
     "sample_pyramid",
     "sample_trilinear",
     "select_samples",
+    "splat_cubic",
+    "splat_trilinear",
     "sum_along_rays",
     "trilinear_interpolate",
 ]

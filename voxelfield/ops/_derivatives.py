@@ -37,21 +37,29 @@ class Stencil:
     """The rule that finds the corners of a point: the raw ops that know it, and the options of one call.
 
     Attributes:
-        of_grids: Whether the raw ops take a list of sources that all points read, instead of one with a cell for each
-            point.
+        of_grids: Whether all points read the same source, instead of a cell for each point.
+        lists: Whether the raw ops take a list of sources.
         gather: The name of the raw op :math:`S`.
         point_gradient: The name of the raw op :math:`P`.
         options: The last arguments of these two ops. The last one of all is ``with_gradient``: whether values and
-            results are stacked with their three derivatives in a leading dimension of 4.
+            results are stacked with their derivatives in a leading dimension.
         differentiated: Whether it is ``with_gradient`` because an op without gradient is differentiated in the points.
+        subject: What cannot be differentiated any further, in error messages.
     """
 
     of_grids: ClassVar[bool]
+    lists: ClassVar[bool] = False
+    subject: ClassVar[str] = "trilinear sampling"
     gather: ClassVar[str]
     point_gradient: ClassVar[str]
 
     options: tuple[Any, ...]
     differentiated: bool = False
+
+    @property
+    def planar(self) -> bool:
+        """Whether values have their channels before the points."""
+        return False
 
     def batched(self, point_dims: int) -> bool:
         """Tells whether sources and points have a leading batch dimension, given the points' number of dimensions."""
@@ -111,12 +119,12 @@ class StencilFunction(OpFunction):
         else:
             stencil, (direction,) = _differentiated(stencil, _THIRD), grads
             if of_points or any(of_sources):
-                values = _stacked_along(values, direction)
+                values = _stacked_along(stencil, values, direction)
             sources = _wide(sources, direction)
         sampled = Gather.apply(stencil, None, None, points, *sources) if of_values else None
         sums = _splat(stencil, ctx.shapes, values, points, of_sources)
         if direction is not None:
-            sampled = None if sampled is None else _along(sampled, direction).to(features[0].dtype)
+            sampled = None if sampled is None else _along(stencil, sampled, direction).to(features[0].dtype)
             sums = [None if total is None else total.to(features[0].dtype) for total in sums]
         of_points = PointGradient.apply(stencil, None, values, points, *sources) if of_points else None
         return None, None, sampled, of_points, *sums
@@ -133,10 +141,10 @@ class StencilFunction(OpFunction):
             terms.append(cls.apply(stencil, shapes, values, points, *_complete(d_sources, sources)))
         if d_points is not None:
             stencil = _differentiated(stencil, _THIRD if cls is PointGradient else _TWO_DIRECTIONS)
-            stacked = None if values is None else _stacked_along(values, d_points)
+            stacked = None if values is None else _stacked_along(stencil, values, d_points)
             change = cls.apply(stencil, shapes, stacked, points, *_wide(sources, d_points))
             if cls is Gather:
-                change = _along(change, d_points).to(sources[0].dtype)
+                change = _along(stencil, change, d_points).to(sources[0].dtype)
             elif cls is Splat:
                 change = tuple(total.to(values.dtype) for total in change)
             terms.append(change)
@@ -158,7 +166,7 @@ class StencilFunction(OpFunction):
         of_one = points.shape if of_points is None else points.movedim(of_points, 0).shape[1:]
         # Whether the mapped calls have a batch dimension themselves.
         batched = stencil.batched(len(of_one))
-        shared = bool(sources) and stencil.of_grids and all(dim is None for dim in of_sources)
+        shared = bool(sources) and stencil.of_grids and not stencil.planar and all(dim is None for dim in of_sources)
         merges = shared or batched
         point_axis = int(shared and batched)
         value_axis = point_axis + int(stencil.options[-1])
@@ -193,13 +201,13 @@ class Gather(StencilFunction):
     @staticmethod
     def call(*inputs: Any) -> Any:
         stencil, _, _, points, *sources = inputs
-        return TABLE[stencil.gather].raw(sources if stencil.of_grids else sources[0], points, *stencil.options)
+        return TABLE[stencil.gather].raw(sources if stencil.lists else sources[0], points, *stencil.options)
 
     @staticmethod
     def forward(*inputs: Any) -> Any:  # written out, because most training steps begin with it
         stencil, _, _, points, *sources = inputs
         with below_autograd():
-            return TABLE[stencil.gather].kernel(sources if stencil.of_grids else sources[0], points, *stencil.options)
+            return TABLE[stencil.gather].kernel(sources if stencil.lists else sources[0], points, *stencil.options)
 
 
 class Splat(StencilFunction):
@@ -217,7 +225,7 @@ class PointGradient(StencilFunction):
     @staticmethod
     def call(*inputs: Any) -> Any:
         stencil, _, values, points, *sources = inputs
-        given = sources if stencil.of_grids else sources[0]
+        given = sources if stencil.lists else sources[0]
         return TABLE[stencil.point_gradient].raw(values, given, points, *stencil.options)
 
 
@@ -269,10 +277,10 @@ def _splat(
 # --- derivatives along a direction, in the dtype of directions: products of 16-bit values with them would lose digits
 
 
-_THIRD = "trilinear sampling is differentiable twice; a third derivative was asked for"
+_THIRD = "{} is differentiable twice; a third derivative was asked for"
 _TWO_DIRECTIONS = (
-    "forward-mode differentiation of trilinear sampling in the points is possible once; for a second derivative take "
-    "one of the two in reverse mode, as torch.func.hessian does"
+    "forward-mode differentiation of {} in the points is possible once; for a second derivative take one of the two in "
+    "reverse mode, as torch.func.hessian does"
 )
 _SECOND_WITH_GRADIENT = (
     "sampling with_gradient=True is differentiable once; a second derivative was asked for. Sample without "
@@ -283,20 +291,20 @@ _SECOND_WITH_GRADIENT = (
 def _differentiated(stencil: Stencil, refusal: str) -> Stencil:
     """Returns the stencil with the weights' derivatives; refuses those of weights that are derivatives already."""
     if stencil.differentiated:
-        raise NotImplementedError(refusal)
+        raise NotImplementedError(refusal.format(stencil.subject))
     if stencil.options[-1]:
         raise NotImplementedError(_SECOND_WITH_GRADIENT)
     return dataclasses.replace(stencil, options=(*stencil.options[:-1], True), differentiated=True)
 
 
-def _along(sampled: Tensor, direction: Tensor) -> Tensor:
-    """Returns the derivative along a direction (..., 3) of what is sampled with its three derivatives."""
-    return (sampled[1:] * direction.movedim(-1, 0).unsqueeze(-1)).sum(0)
+def _along(stencil: Stencil, sampled: Tensor, direction: Tensor) -> Tensor:
+    """Returns the derivative along a direction (..., D) of what is sampled with its D derivatives."""
+    return (sampled[1:] * direction.movedim(-1, 0).unsqueeze(-1 - stencil.planar)).sum(0)
 
 
-def _stacked_along(values: Tensor, direction: Tensor) -> Tensor:
-    """Returns :math:`(0, d_1 v, d_2 v, d_3 v)`."""
-    return values * torch.nn.functional.pad(direction, (1, 0)).movedim(-1, 0).unsqueeze(-1)
+def _stacked_along(stencil: Stencil, values: Tensor, direction: Tensor) -> Tensor:
+    """Returns :math:`(0, d_1 v, ..., d_D v)`."""
+    return values * torch.nn.functional.pad(direction, (1, 0)).movedim(-1, 0).unsqueeze(-1 - stencil.planar)
 
 
 def _wide(sources: Sequence[Tensor], like: Tensor) -> list[Tensor]:

@@ -25,6 +25,7 @@ from voxelfield.foundation.checks import (
     check_tensor,
     coordinate_dtype,
     truth_of,
+    widen_positions,
 )
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.ops._derivatives import (
@@ -71,7 +72,7 @@ class GridStencil(Stencil):
         method: How a gradient is summed; None follows torch's settings when the backward pass runs.
     """
 
-    of_grids = True
+    of_grids = lists = True
     gather = "sample_trilinear"
     point_gradient = "point_gradient_trilinear"
 
@@ -85,11 +86,8 @@ class GridStencil(Stencil):
             shapes = tuple((*shape[:-4], *(size + 1 for size in shape[-4:-1]), shape[-1]) for shape in shapes)
             padding, values = _PERIODIC_CLOSED, values.to(coordinate_dtype(dtype))
         sizes = [size for shape in shapes for size in shape[-4:]]
-        method = self.method
-        if method is None:
-            deterministic = torch.are_deterministic_algorithms_enabled()
-            method = constants.DETERMINISTIC if deterministic else constants.AUTOMATIC
-        sums: list[Tensor] = _splat.raw(values, points, sizes, padding, *options, method)
+        method = summation_method() if self.method is None else self.method
+        sums: list[Tensor] = splat_grids.raw(values, points, sizes, padding, *options, method)
         return tuple(_opened(total).to(dtype) for total in sums) if periodic else tuple(sums)
 
     def select(self, values: Tensor, shapes: Shapes, wanted: Sequence[bool]) -> Tensor:
@@ -107,6 +105,11 @@ def joined(features: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(features), dim=-1)
     with torch.autocast(device_type, enabled=False):
         return torch.cat(list(features), dim=-1)
+
+
+def summation_method() -> int:
+    """Returns how torch's settings ask gradients to be summed."""
+    return constants.DETERMINISTIC if torch.are_deterministic_algorithms_enabled() else constants.AUTOMATIC
 
 
 def _opened(closed: Tensor) -> Tensor:
@@ -204,6 +207,37 @@ def shared_grid(grids: Tensor) -> Tensor | None:
     return base.as_strided(one.shape, one.stride(), one.storage_offset())
 
 
+def as_rows(grid: Tensor, points: Tensor, axes: int) -> tuple[Tensor, Tensor]:
+    """Returns kernel inputs: points as (N, D), or (B, N, D) for a batch, and one grid if a batch repeats it.
+
+    What are not tensors, or are no grids, are left to the checks of the kernels.
+    """
+    if not (isinstance(grid, Tensor) and isinstance(points, Tensor) and 1 <= grid.dim() - axes <= 2):
+        return grid, points
+    if grid.layout is not torch.strided or points.layout is not torch.strided:
+        return grid, points
+    wide = coordinate_dtype(grid.dtype)
+    batch = grid.shape[: -axes - 1]
+    count = len(batch)
+    if points.dim() <= count or points.shape[-1] != axes or points.shape[:count] != batch:
+        wanted = ", ".join(map(str, (*batch, "...", axes)))
+        raise ArgumentValueError(
+            f"points must have shape ({wanted}) for grid of shape {tuple(grid.shape)}, got {tuple(points.shape)}"
+        )
+    if points.dtype in (torch.float32, torch.float64):
+        points = points.to(wide)
+    points = widen_positions("points", points, wide)
+    if not grid.dtype.is_floating_point:
+        points = points.detach()  # integers have no derivatives
+    one = shared_grid(grid) if count == 1 else None
+    if one is not None:
+        return one, points.reshape(-1, axes)
+    missing = count + 2 - points.dim()
+    if missing > 0:
+        return grid, points.unsqueeze(count)
+    return grid, points if missing == 0 else points.flatten(count, -2)
+
+
 def value_and_gradient(sampled: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the two parts of what is sampled with gradient."""
     return sampled[0], sampled[1:].movedim(0, -1)
@@ -265,7 +299,7 @@ sample_lookup = declare_lookup(
     check=_check_lookup,
 )
 sample_in_box = declare("sample_in_box", _sampled_in_box, function=SampleInBox)
-_splat = declare_splat(
+splat_grids = declare_splat(
     "splat_trilinear",
     lambda values, points, sizes, *options: (grid_stencil(*options), _shapes(points, sizes)),
     list,

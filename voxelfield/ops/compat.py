@@ -11,6 +11,7 @@ from torch import Tensor
 
 from voxelfield.foundation.autograd import needs_long_path
 from voxelfield.foundation.checks import (
+    INTEGERS,
     check_choice,
     check_field,
     check_tensor,
@@ -18,11 +19,12 @@ from voxelfield.foundation.checks import (
     truth_of,
 )
 from voxelfield.foundation.errors import ArgumentValueError
-from voxelfield.ops._grids import PADDINGS, Mode, check_grid_dtype, shared_grid
+from voxelfield.ops._grids import PADDINGS, check_grid_dtype, shared_grid
+from voxelfield.ops._separable import as_complex, as_real, sample_separable, separable_options
 from voxelfield.ops.grid import sample_trilinear
 
 # Torch's names of the modes, and this library's.
-_MODES: dict[str, Mode] = {"bilinear": "linear", "nearest": "nearest"}
+_MODES: dict[str, str] = {"bilinear": "linear", "nearest": "nearest", "bicubic": "convolution"}
 
 # A volume in NCDHW order with at least this many voxels per point is sampled channel by channel, because rearranging
 # all voxels would take longer than reading the few that points need from one place for each channel.
@@ -36,40 +38,43 @@ def grid_sample(
     padding_mode: str = "zeros",
     align_corners: bool | None = None,
 ) -> Tensor:
-    """Samples volumes as :func:`torch.nn.functional.grid_sample` does, with the kernels of this library.
+    """Samples images and volumes as :func:`torch.nn.functional.grid_sample` does, with the kernels of this library.
 
-    For code written for ``F.grid_sample`` on 5-D input: change the import, and values and gradients stay the same, up
-    to rounding. The differences: this function is twice differentiable with every version of torch, it is deterministic
-    on CUDA under ``torch.use_deterministic_algorithms(True)``, positions that are not finite yield zeros with any
-    padding, and under autocast the result keeps the dtype of ``input``.
+    Change the import, and values and gradients stay the same, up to rounding. The differences: this function is twice
+    differentiable in every mode, ``"bicubic"`` also samples volumes (with 64 voxels a position), it is deterministic on
+    CUDA under ``torch.use_deterministic_algorithms(True)``, positions that are not finite yield zeros with any padding,
+    and under autocast the result keeps the dtype of ``input``.
 
-    A volume of one channel, or in ``torch.channels_last_3d``, is read where it is. One in the default NCDHW order is
-    copied first, in every call, which can cost more than the sampling: convert a volume that is sampled often once,
-    with ``input.to(memory_format=torch.channels_last_3d)``. It is not copied if it has at least 32 voxels per position:
-    then each channel is sampled as a volume of its own. A volume that is expanded over the batch is copied once, not
-    once for each element of the batch. Both hold outside of ``torch.compile`` and ``torch.func``.
+    Images, and volumes with ``"bicubic"``, are read where they are, in the default order of dimensions or with channels
+    last. In the other modes, a volume of one channel, or in ``torch.channels_last_3d``, is read where it is. One in the
+    default NCDHW order is copied first, in every call, which can cost more than the sampling: convert a volume that is
+    sampled often once, with ``input.to(memory_format=torch.channels_last_3d)``. It is not copied if it has at least 32
+    voxels per position: then each channel is sampled as a volume of its own. A volume that is expanded over the batch
+    is copied once, not once for each element of the batch. Both hold outside of ``torch.compile`` and ``torch.func``.
 
     Args:
-        input: (N, C, D, H, W) volumes; float32, float64, float16 or bfloat16, on CPU or CUDA. With ``mode="nearest"``
-            also the integer dtypes of :func:`voxelfield.ops.sample_trilinear`, which ``F.grid_sample`` does not take.
-            A volume that is expanded over the batch is treated as there.
-        grid: (N, D_out, H_out, W_out, 3) positions x, y, z in [-1, 1], where x runs along W, y along H and z along D.
-            On the device of ``input``; float32, or float64 for a float64 ``input``. 16-bit positions, which
-            ``F.grid_sample`` asks for beside a 16-bit ``input``, are widened to float32.
-        mode: ``"bilinear"`` (trilinear for volumes) or ``"nearest"``.
+        input: (N, C, H, W) images or (N, C, D, H, W) volumes; float32, float64, float16, bfloat16, complex64 or
+            complex128, on CPU or CUDA. With ``mode="nearest"`` also the integer dtypes of
+            :func:`voxelfield.ops.sample_trilinear`. ``F.grid_sample`` takes neither these nor complex numbers. A tensor
+            that is expanded over the batch is treated as there.
+        grid: (N, H_out, W_out, 2) positions x, y in [-1, 1], or (N, D_out, H_out, W_out, 3) positions x, y, z, where x
+            runs along W, y along H and z along D. On the device of ``input``; float32, or float64 for a float64 or
+            complex128 ``input``. 16-bit positions, which ``F.grid_sample`` asks for beside a 16-bit ``input``, are
+            widened to float32.
+        mode: ``"bilinear"`` (trilinear for volumes), ``"nearest"`` or ``"bicubic"`` (a = -0.75).
         padding_mode: ``"zeros"``, ``"border"`` or ``"reflection"``, and ``"periodic"``, which ``F.grid_sample`` does
             not have (:func:`voxelfield.ops.sample_trilinear`).
         align_corners: Whether -1 and 1 are the centres of the outermost voxels (True) or their outer faces (False).
             None is False, with torch's warning.
 
     Returns:
-        (N, C, D_out, H_out, W_out) in the dtype of ``input``, contiguous. Differentiable twice with respect to both;
-        the gradient in ``input`` has the strides of ``torch.channels_last_3d``, or of ``input`` if that was not copied.
+        (N, C, H_out, W_out) or (N, C, D_out, H_out, W_out) in the dtype of ``input``, contiguous. Differentiable twice
+        with respect to both; the gradient in ``input`` has the strides of ``input``, or those of
+        ``torch.channels_last_3d`` if a volume was copied.
 
     Raises:
         TypeError: An argument is not a tensor, or has the wrong dtype.
-        ValueError: An argument has the wrong shape (4-D ``input`` too: pictures are not sampled here), is on another
-            device, or ``mode`` or ``padding_mode`` is unknown.
+        ValueError: An argument has the wrong shape or is on another device, or ``mode`` or ``padding_mode`` is unknown.
         NotImplementedError: A third derivative is requested.
     """
     if align_corners is None:
@@ -80,44 +85,66 @@ def grid_sample(
             stacklevel=2,
         )
     _check(input, grid, mode, padding_mode)
+    grid = grid.to(coordinate_dtype(input.dtype))
+    kernel, align_corners = _MODES[mode], truth_of("align_corners", align_corners)
+    if kernel == "convolution" or (input.dim() == 4 and input.dtype not in INTEGERS):
+        return _sample_where_it_is(input, grid, kernel, padding_mode, align_corners)
     # The axes of the volume are z, y, x: it is read in that order, and the positions are reversed. (grid + 1) / 2 in
     # one pass:
-    points = torch.rsub(grid.to(coordinate_dtype(input.dtype)).flip(-1), 0.5, alpha=-0.5)
+    points = torch.rsub(grid.flip(-1), 0.5, alpha=-0.5)
     shared = shared_grid(input)
     volume = input if shared is None else shared
-    *batch, channels, depth, height, width = volume.shape
     # The names and types of arguments have been checked.
-    options: dict[str, Any] = {
-        "padding": padding_mode,
-        "align_corners": truth_of("align_corners", align_corners),
-        "mode": _MODES[mode],
-    }
+    options: dict[str, Any] = {"padding": padding_mode, "align_corners": align_corners, "mode": kernel}
+    axes = input.dim() - 2
+    *batch, channels = volume.shape[:-axes]
+    size = volume.shape[-axes:]
     count = points[..., 0].numel()
-    few = 0 < count * _FEW_POINTS <= depth * height * width * math.prod(batch)
+    few = axes == 3 and 0 < count * _FEW_POINTS <= math.prod(size) * math.prod(batch)
     if not (few and channels > 1 and volume.is_contiguous()) or needs_long_path():
-        sampled = sample_trilinear(volume.movedim(-4, -1).contiguous(), points, **options)
+        sampled = sample_trilinear(volume.movedim(-axes - 1, -1).contiguous(), points, **options)
         return sampled.movedim(-1, 1).contiguous()
     # Each channel is a grid of its own, and the batch of grids has the points of all of them.
     rows = points.view(*batch or (1,), 1, -1, 3).expand(-1, channels, -1, -1).flatten(0, 1)
-    sampled = sample_trilinear(volume.reshape(-1, depth, height, width, 1), rows, **options)
+    sampled = sample_trilinear(volume.reshape(-1, *size, 1), rows, **options)
     if batch:
         return sampled.view(*input.shape[:2], *points.shape[1:-1])
     return sampled.view(channels, *points.shape[:-1]).movedim(0, 1).contiguous()
 
 
+def _sample_where_it_is(input: Tensor, grid: Tensor, kernel: str, padding: str, align_corners: bool) -> Tensor:
+    """Samples by separable kernels, which read a plane for each channel too, and positions in torch's conventions."""
+    if input.is_complex():
+        real = as_real(input.movedim(1, -1).contiguous()).movedim(-1, 1)
+        sampled = _sample_where_it_is(real, grid, kernel, padding, align_corners)
+        return as_complex(sampled, 1 - input.dim()).contiguous()
+    rows, shared = grid.flatten(1, -2), shared_grid(input)
+    source = input if shared is None else shared
+    count, axes = rows.shape[1], input.dim() - 2
+    if shared is not None:
+        rows = rows.flatten(0, 1)
+    last = source.movedim(-axes - 1, -1)
+    # The gradient of a tensor without channels or of one channel has the strides of the input both ways.
+    planar = source.is_contiguous() or not last.is_contiguous()
+    options = separable_options(kernel, padding, align_corners, False, planar, True)
+    sampled = sample_separable(source if planar else last, rows, *options)
+    if shared is not None:
+        sampled = sampled.unflatten(-1 if planar else 0, (len(input), count))
+        sampled = sampled.movedim(1, 0) if planar else sampled
+    sampled = sampled if planar else sampled.movedim(-1, 1)
+    return sampled.contiguous().view(*input.shape[:2], *grid.shape[1:-1])
+
+
 def _check(input: Tensor, grid: Tensor, mode: str, padding_mode: str) -> None:
     """Raises what :func:`grid_sample` promises; the kernels know its arguments by other names and shapes."""
-    if isinstance(input, Tensor) and input.dim() == 4:
-        raise ArgumentValueError(
-            f"input must have shape (N, C, D, H, W), got {tuple(input.shape)}: this samples volumes; for pictures use "
-            "torch.nn.functional.grid_sample"
-        )
-    check_tensor("input", input, ("N", "C", "D", "H", "W"))
+    axes = 2 if isinstance(input, Tensor) and input.dim() == 4 else 3
+    check_tensor("input", input, ("N", "C", *("D", "H", "W")[-axes:]))
     check_choice("mode", mode, _MODES)
     check_choice("padding_mode", padding_mode, PADDINGS)
-    check_grid_dtype("input", input, copied=mode == "nearest")
+    if not input.is_complex():
+        check_grid_dtype("input", input, copied=mode == "nearest")
     if 0 in input.shape[2:]:
         raise ArgumentValueError(f"input must have at least one voxel along each axis, got shape {tuple(input.shape)}")
     dtypes = (coordinate_dtype(input.dtype), torch.float16, torch.bfloat16)
-    shape = (input.shape[0], "D_out", "H_out", "W_out", 3)
+    shape: tuple[int | str, ...] = (input.shape[0], *("D_out", "H_out", "W_out")[-axes:], axes)
     check_field("grid", grid, shape, dtypes, "input", input, f" for {input.dtype} input")

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-import torch
 from torch import Tensor
 
 from voxelfield.foundation import constants
-from voxelfield.foundation.checks import as_coordinates, check_choice, coordinate_dtype, widen_positions
+from voxelfield.foundation.checks import as_coordinates, check_choice, coordinate_dtype
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.ops._grids import (
+    MODES,
     REDUCTIONS,
     GridOptions,
     Mode,
     Padding,
     PyramidOptions,
     Reduction,
+    as_rows,
     grid_options,
     sample_lookup,
-    shared_grid,
     value_and_gradient,
 )
+from voxelfield.ops._separable import as_real, axes_of, complex_results, sample_along
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -45,7 +46,7 @@ def sample_trilinear(
     mode: Mode = "linear",
     with_gradient: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    r"""Samples a dense grid at points by trilinear interpolation.
+    r"""Samples a dense grid at points by trilinear interpolation; along two axes it is bilinear, along one linear.
 
     With :math:`u = p \cdot (R - 1)` on each axis, :math:`i = \lfloor u \rfloor` and :math:`f = u - i`, the result is
     :math:`\sum_{abc \in \{0,1\}} \prod (1 - f \text{ or } f)\; g_{i+a,\,j+b,\,k+c}`: the eight vertices of the point's
@@ -53,15 +54,17 @@ def sample_trilinear(
     after mapping [0, 1] to [-1, 1] and reversing the axes of the grid.
 
     Args:
-        grid: (X, Y, Z, C), channels last, or a batch (B, X, Y, Z, C). float32, float64, float16 or bfloat16, on CPU or
-            CUDA, with any strides (a non-contiguous grid is copied). With ``mode="nearest"`` also bool, uint8, int8,
-            int16, int32 or int64, such as labels. A grid that is expanded over the batch,
+        grid: (X, Y, Z, C), channels last, or a batch (B, X, Y, Z, C); an image (X, Y, C) or a table (X, C), or a batch
+            of these, if points have two or one coordinates. float32, float64, float16, bfloat16, complex64 or
+            complex128, on CPU or CUDA, with any strides (a non-contiguous grid is copied). With ``mode="nearest"`` also
+            bool, uint8, int8, int16, int32 or int64, such as labels. A grid that is expanded over the batch,
             ``grid[None].expand(B, -1, -1, -1, -1)``, is read where it is, and the tensor of which it is a view receives
             one gradient. No view of that tensor is then part of the graph: ask for the gradient of the tensor itself,
             and register hooks on it, not on a view between the two.
-        points: (..., 3) x, y, z in the unit cube, or (B, ..., 3) for a batch, on the grid's device. float32 or float64;
-            they are converted to float64 for a float64 grid and to float32 otherwise, and 16-bit points are widened
-            with a warning. A point with a NaN or infinite coordinate yields zeros and receives no gradient.
+        points: (..., 3) x, y, z in the unit cube, or (B, ..., 3) for a batch, on the grid's device; (..., 2) for images
+            and (..., 1) for tables. float32 or float64; they are converted to float64 for a float64 or complex128 grid
+            and to float32 otherwise, and 16-bit points are widened with a warning. A point with a NaN or infinite
+            coordinate yields zeros and receives no gradient.
         padding: Values outside the grid: ``"border"`` repeats the nearest face, ``"zeros"`` continues with zero
             vertices, ``"reflection"`` mirrors the grid at its faces repeatedly, and ``"periodic"`` repeats the grid:
             vertex i is vertex :math:`i \bmod R`, and the last vertex is followed by the first one. A period is thus R
@@ -79,10 +82,10 @@ def sample_trilinear(
         twice with respect to both ``grid`` and ``points``, also by ``torch.func``; gradients of 16-bit grids are summed
         in float32. The values of integer grids have no derivatives.
 
-        With ``with_gradient``, a pair of this result and its gradient (..., C, 3), in unit coordinates (divide by
-        the grid's extent for world units) and in the grid's dtype. Both are differentiable once with respect to
-        ``grid`` and ``points``, which suffices to train through normals or an eikonal loss. At a vertex, where the
-        slope is discontinuous, the gradient is the same as autograd's.
+        With ``with_gradient``, a pair of this result and its gradient (..., C, 3), or (..., C, 2) or (..., C, 1), in
+        unit coordinates (divide by the grid's extent for world units) and in the grid's dtype. Both are differentiable
+        once with respect to ``grid`` and ``points``, which suffices to train through normals or an eikonal loss. At a
+        vertex, where the slope is discontinuous, the gradient is the same as autograd's.
 
         The gradient in the grid is bit-reproducible on the CPU, for any number of threads. On CUDA it is reproducible
         under ``torch.use_deterministic_algorithms(True)``, which is read when the backward pass runs.
@@ -97,44 +100,33 @@ def sample_trilinear(
         An infinite feature yields NaN rather than infinity where its vertex also replaces a missing neighbour: at the
         last face of the grid, and with ``mode="nearest"``.
     """
-    source, rows = _as_rows(grid, points)
+    source, rows = grid, points
+    if not _is_common(grid, points):
+        if isinstance(grid, Tensor) and grid.is_complex():
+            options: dict[str, Any] = {"padding": padding, "align_corners": align_corners, "mode": mode}
+            options["with_gradient"] = with_gradient
+            return complex_results(sample_trilinear(as_real(grid), points, **options))
+        if axes_of(points) < 3:
+            check_choice("mode", mode, MODES)
+            return sample_along(grid, points, mode, padding, align_corners, with_gradient)
+        source, rows = as_rows(grid, points, 3)
     sampled: Tensor = sample_lookup((source,), rows, *grid_options(padding, align_corners, mode, False, with_gradient))
     if rows is not points and rows.shape[:-1] != points.shape[:-1]:
         sampled = sampled.view(*sampled.shape[: sampled.dim() - rows.dim()], *points.shape[:-1], sampled.shape[-1])
     return value_and_gradient(sampled) if with_gradient else sampled
 
 
-def _as_rows(grid: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns kernel inputs: points as (N, 3), or (B, N, 3) for a batch, and one grid if a batch repeats it.
-
-    What are not tensors, or are no grids, are left to the checks of the kernels.
-    """
-    if not (isinstance(grid, Tensor) and isinstance(points, Tensor) and 4 <= grid.dim() <= 5):
-        return grid, points
-    wide = coordinate_dtype(grid.dtype)
-    if grid.dim() == 4 and points.dim() == 2 and points.dtype is wide and points.shape[1] == 3:
-        return grid, points  # the common case, in which nothing is to be prepared
-    if grid.layout is not torch.strided or points.layout is not torch.strided:
-        return grid, points
-    batch = grid.shape[:-4]
-    count = len(batch)
-    if points.dim() <= count or points.shape[-1] != 3 or points.shape[:count] != batch:
-        wanted = ", ".join(map(str, (*batch, "...", 3)))
-        raise ArgumentValueError(
-            f"points must have shape ({wanted}) for grid of shape {tuple(grid.shape)}, got {tuple(points.shape)}"
-        )
-    if points.dtype in (torch.float32, torch.float64):
-        points = points.to(wide)
-    points = widen_positions("points", points, wide)
-    if not grid.dtype.is_floating_point:
-        points = points.detach()  # integers have no derivatives
-    one = shared_grid(grid) if count == 1 else None
-    if one is not None:
-        return one, points.reshape(-1, 3)
-    missing = count + 2 - points.dim()
-    if missing > 0:
-        return grid, points.unsqueeze(count)
-    return grid, points if missing == 0 else points.flatten(count, -2)
+def _is_common(grid: Tensor, points: Tensor) -> bool:
+    """Tells whether the arguments are those of the kernels, so that nothing is to be prepared."""
+    return (
+        isinstance(grid, Tensor)
+        and isinstance(points, Tensor)
+        and grid.dim() == 4
+        and points.dim() == 2
+        and points.dtype is coordinate_dtype(grid.dtype)
+        and points.shape[1] == 3
+        and not grid.is_complex()
+    )
 
 
 @overload

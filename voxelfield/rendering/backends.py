@@ -269,7 +269,7 @@ class BakedImages(ImageBackend):
         weights = [matrix.detach().to(source.stored_dtype) for matrix in decoder.color_network]
         weights[0] = shading_columns(decoder, weights[0], len(bricks.low))
 
-        def shaded(inputs: Tensor, rgb: Tensor, opacity: Tensor, depth: Tensor) -> View:
+        def shaded(rgb: Tensor, opacity: Tensor, depth: Tensor, inputs: Tensor) -> View:
             if inputs.is_cuda:
                 specular = ops.mlp(inputs, weights)
             else:

@@ -153,11 +153,16 @@ def bake(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VO
     padding = (0, _width(field) - decoder.emitted)
     lowest, extent = F.pad(lowest, padding), F.pad(extent, padding, value=1.0)
 
-    def scaled() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yields atlas rows (B, 512), optical thicknesses between vertices (B, 512) and values (B, 512, 8 or 16)."""
-        for _, rows, density, emission in emitted(torch.arange(lattice.count, device=box.device)):
+    def scaled() -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Yields what :func:`_quantised` takes."""
+        along = torch.arange(-1, BLOCK_VERTICES + 1, device=box.device)
+        around = voxel * torch.cartesian_prod(along, along, along)
+        for positions, rows, density, emission in emitted(torch.arange(lattice.count, device=box.device)):
+            # A model file has nothing of vertices that no sample in an occupied cell reads.
+            inside = occupancy.contains((positions[:, :1] + around).float().view(-1, 3))
+            read = F.max_pool3d(inside.view(-1, 1, *[len(along)] * 3).float(), 3, stride=1).view(rows.shape) > 0
             values = (F.pad(emission, padding) - lowest) / extent * 255
-            yield rows, density * voxel.min(), values.nan_to_num().clamp(0, 255)
+            yield rows, (density * voxel.min()).masked_fill(~read, 0), values.nan_to_num().clamp(0, 255), read
 
     stored = _quantised(scaled(), atlas, lowest)
     size = sum(tensor.nbytes for tensor in stored.values()) / 2**20
@@ -166,12 +171,12 @@ def bake(field: RadianceField, occupancy: OccupancyGrid, per_voxel: int = PER_VO
     return Bricks(**stored, log_low=log_low, low=lowest, extent=extent, blocks=lattice.blocks, aabb=box)
 
 
-def _quantised(parts: Iterable[tuple[Tensor, Tensor, Tensor]], atlas: Sequence[int], low: Tensor) -> dict[str, Any]:
+def _quantised(parts: Iterable[tuple[Tensor, ...]], atlas: Sequence[int], low: Tensor) -> dict[str, Any]:
     """Stores what some vertices of an atlas emit.
 
     Args:
         parts: Atlas rows (B, 512) of all vertices of blocks, in the order of the atlas, optical thicknesses between
-            vertices (B, 512), and values (B, 512, V) from 0 to 255.
+            vertices (B, 512), values (B, 512, V) from 0 to 255, and (B, 512) whether a sample may read the vertex.
         atlas: Numbers of vertices along x, y and z.
         low: (V,), on the device of the result.
 
@@ -183,13 +188,16 @@ def _quantised(parts: Iterable[tuple[Tensor, Tensor, Tensor]], atlas: Sequence[i
     side, ranges = density.new_full(first.shape, _SIDES[0]), density.new_zeros(*first.shape, 2, len(low))
     matrices = {count: _fit_and_spread(count, low) for count in _SIDES}
     rows_of_values, done = [], 0
-    for rows, thickness, values in parts:
+    for rows, thickness, values, read in parts:
         finite, own = thickness.isfinite(), slice(done, done + len(rows))
         thickness, done = thickness.float().nan_to_num(), own.stop
-        log = _corrected(thickness.log().clamp(min=_EMPTY)[..., None])[..., 0]
+        log = _corrected(thickness.log().clamp(min=_EMPTY)[..., None], read)[..., 0]
         code = ((log - _LOWEST) / _LOG_STEP).round().clamp(0, _CODES - 1)
         density.view(-1)[rows] = torch.where(finite, code, _CODES).to(torch.uint8)
-        stored, side[own], ranges[own] = _at_few_vertices(_corrected(values), _visibility(thickness), matrices)
+        shown = read[..., None].float()
+        mean = (values * shown).sum(dim=1, keepdim=True) / shown.sum(dim=1, keepdim=True).clamp(min=1)
+        values = torch.where(read[..., None], _corrected(values, read), mean)
+        stored, side[own], ranges[own] = _at_few_vertices(values, _visibility(thickness), matrices)
         rows_of_values.append(stored)
     counts = side[:done].long() ** 3
     first[:done] = counts.cumsum(0) - counts
@@ -197,17 +205,19 @@ def _quantised(parts: Iterable[tuple[Tensor, Tensor, Tensor]], atlas: Sequence[i
     return {"density": density, "values": torch.cat(rows_of_values), "first": first, "side": side, "ranges": ranges}
 
 
-def _corrected(values: Tensor) -> Tensor:
-    """Moves values (B, 512, V) of blocks against their curvature.
+def _corrected(values: Tensor, known: Tensor) -> Tensor:
+    """Moves values (B, 512, V) of blocks against their curvature, between vertices that are ``known`` (B, 512).
 
     Between vertices, values of a curve are interpolated along its chords, all of which lie on the same side of it.
     Along the axis that crosses a face, vertices on the face stay, so that neighbouring blocks agree on them.
     """
     cubes = values.view(-1, *[BLOCK_VERTICES] * 3, values.shape[-1])
-    result = cubes.clone()
+    known = known.view(*cubes.shape[:-1], 1)
+    result, count = cubes.clone(), BLOCK_VERTICES - 2
     for axis in (1, 2, 3):
-        begin, middle, end = (cubes.narrow(axis, first, BLOCK_VERTICES - 2) for first in range(3))
-        result.narrow(axis, 1, BLOCK_VERTICES - 2).sub_(begin - 2 * middle + end, alpha=_CORRECTION)
+        begin, middle, end = (cubes.narrow(axis, first, count) for first in range(3))
+        both = known.narrow(axis, 0, count) & known.narrow(axis, 2, count)
+        result.narrow(axis, 1, count).sub_((begin - 2 * middle + end) * both, alpha=_CORRECTION)
     return result.view(values.shape)
 
 

@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 
 import yaml
 
+from voxelfield.components.tensorboard import SHOWN_AS
 from voxelfield.files import open_regular, read_regular
 from voxelfield.messages import in_shell
 from voxelfield.report.thumbnails import ViewPictures
 from voxelfield.run_directory import EVENTS, METRICS, VIDEO
 from voxelfield.settings import RunConfig
-from voxelfield.training.logs import SHOWN_AS
 
 Curve: TypeAlias = tuple[tuple[int, float], ...]
 """Steps, rising, with a value each."""

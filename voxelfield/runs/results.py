@@ -128,8 +128,8 @@ def write_results(session: Session, folder: Path | str | None = None) -> dict[st
 
     That is the report, metrics, rendered views, the model file and the video, as ``trainer.evaluation`` and
     ``trainer.model_file`` say; earlier ones are replaced. The report has curves if the session's logger is a
-    :class:`voxelfield.training.logs.TensorBoardLogger` of the folder. Nothing is recorded afterwards. A collective
-    call.
+    :class:`voxelfield.components.tensorboard.TensorBoardLogger` of the folder. Nothing is recorded afterwards. A
+    collective call.
 
     Args:
         session: The session, usually after its last step.
@@ -346,6 +346,7 @@ def _metrics(
         "diverged": session.diverged or None,
         "train_seconds": session.train_seconds,
         "train_views": len(session.scene.train),
+        "masked": {name: found for name, each in session.scene.splits.items() if (found := each.masked())} or None,
         "steps": session.step,
         "estimated_gib": {name: size / 2**30 for name, size in asdict(session.estimate_memory()).items()},
         "peak_host_gib": _peak_host_gib(),

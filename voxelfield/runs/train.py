@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import yaml
 
 from voxelfield import _library, processes
+from voxelfield.components.logger import LoggerSettings, RunLogger, SeveralLoggers
 from voxelfield.components.registry import active
-from voxelfield.config import parse
 from voxelfield.datasets.loading import find_scene, load_scene
 from voxelfield.datasets.registry import FoundScene
 from voxelfield.datasets.scene import Scene, Split
@@ -25,8 +24,9 @@ from voxelfield.devices import choose_device
 from voxelfield.evaluation.evaluation import check_pictures, evaluate_split
 from voxelfield.evaluation.metrics import WINDOW, check_lpips
 from voxelfield.files import IMAGE_SUFFIXES
+from voxelfield.installed import MissingPackageError
 from voxelfield.interrupt import Interrupt, Interrupted
-from voxelfield.messages import in_shell
+from voxelfield.messages import error_in_words, in_shell
 from voxelfield.models.component import named_losses
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
@@ -44,13 +44,12 @@ from voxelfield.run_directory import (
 )
 from voxelfield.runs.results import Timing, evaluated_split, finish, finished_metrics
 from voxelfield.runs.watching import TrainingViewer
-from voxelfield.settings import LoggerConfig, RunConfig
+from voxelfield.settings import RunConfig
 from voxelfield.settings.resolve import AutoTrainer, planned, resolve
-from voxelfield.settings.schema import AUTO
+from voxelfield.settings.schema import AUTO, parse_recorded
 from voxelfield.trained.checkpoint_file import contents_of, load_newest, load_resolved, resolve_checkpoint
 from voxelfield.training.checkpoints import check_complete, recorded_settings
 from voxelfield.training.execution import reproducible
-from voxelfield.training.logs import NullLogger, RunLogger, TensorBoardLogger
 from voxelfield.training.memory import explain_shortage
 from voxelfield.training.session import Session
 from voxelfield.warps.warp import Warp
@@ -155,23 +154,26 @@ def _load(settings: RunConfig, root: Path, found: FoundScene | None) -> tuple[Sc
     named_losses(settings.losses)
     if settings.trainer.evaluation.lpips:
         check_lpips()
+    loggers = _loggers(settings)
+    for each in loggers:
+        each.check_installed()
     # Fail now if the kernels are not available, not after the images have been loaded.
     _library.ensure_loaded(device.type)
     with ThreadPoolExecutor(max_workers=1) as background:
         # An error is not looked at: the same step fails again where it is needed, with a better message.
-        background.submit(_warm_up, device, settings.logger)
+        background.submit(_warm_up, device, loggers)
         scene = load_configured_scene(settings, root, found=found)
     return scene, settings.model.choose_warp(scene, settings.warp)
 
 
-def _warm_up(device: torch.device, logger: LoggerConfig) -> None:
+def _warm_up(device: torch.device, loggers: Sequence[LoggerSettings]) -> None:
     """Makes slow preparations for training, each about a second, in parallel with the decoding of images."""
     if device.type == "cuda":
         if processes.count() > 1:
             processes.sum_of(torch.zeros(1, device=device))  # connects the GPUs
         _load_evaluation_kernels(device)
-    if logger.name == "tensorboard":
-        importlib.import_module("torch.utils.tensorboard")
+    for each in loggers:
+        each.library()
 
 
 def _load_evaluation_kernels(device: torch.device) -> None:
@@ -228,7 +230,7 @@ def _begin(
         return session
     # Not earlier, so that a run that is rejected creates neither a file nor its directory.
     lock.created = False
-    session.log = build_logger(settings.logger, run_directory, session.step)
+    session.log = build_logger(settings, run_directory, session.step)
     session.records.text("config", f"```yaml\n{yaml.safe_dump(recorded_settings(settings), sort_keys=False)}```")
     if session.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(session.device)
@@ -271,7 +273,7 @@ def load_to_resume(
         found = load_resolved(path)
     path, state = found
     with contents_of(path):
-        saved = parse(RunConfig, state["config"])
+        saved = parse_recorded(state["config"])
     if settings.model.environment == AUTO:
         settings = replace(settings, model=replace(settings.model, environment=saved.model.environment))
     if saved.model != settings.model:
@@ -317,15 +319,23 @@ def load_configured_scene(
     return load_scene(found, **settings.load_options(splits=splits, divided=True, **options))
 
 
-def build_logger(config: LoggerConfig, run_directory: Path, first_step: int) -> RunLogger:
-    """Returns the configured logger, which hides records of an interrupted run after ``first_step``."""
-    if config.name == "none":
-        return NullLogger()
-    try:
-        return TensorBoardLogger(run_directory, first_step)
-    except OSError as error:
-        logger.error("TensorBoardLogger failed (%s): nothing is recorded, and training continues", error)
-        return NullLogger()
+def _loggers(settings: RunConfig) -> list[LoggerSettings]:
+    """Returns the settings of the loggers that a run has."""
+    return [each for each in active(settings) if isinstance(each, LoggerSettings)]
+
+
+def build_logger(settings: RunConfig, run_directory: Path, first_step: int) -> RunLogger:
+    """Returns a logger that forwards records to all configured ones, of which those that cannot begin are left out."""
+    opened = []
+    for each in _loggers(settings):
+        try:
+            opened.append(each.open(run_directory, recorded_settings(settings), first_step))
+        except MissingPackageError:
+            raise
+        except Exception as error:  # libraries may raise anything
+            reason = error_in_words(error)
+            logger.error("logger=%s failed (%s): it records nothing, and training continues", each.name, reason)
+    return cast("RunLogger", SeveralLoggers(opened))
 
 
 def check_results(directory: Path) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from voxelfield.components.logger import FailsafeLogger
 from voxelfield.grids.working_copies import copies_dtype
 from voxelfield.messages import in_shell
 from voxelfield.settings import LoggerConfig
 from voxelfield.trained.trained_model import TrainedModel
-from voxelfield.training.logs import FailsafeLogger
 from voxelfield.training.session import Session
 from voxelfield.viewer.address import Address
 from voxelfield.viewer.page import ViewerPage, photographs_of

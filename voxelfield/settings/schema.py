@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from operator import attrgetter
@@ -11,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import torch
 
 from voxelfield.components.registry import Group, check_settings, keys_with, with_components, with_value
-from voxelfield.config import BelowOne, Count, Form, Natural, NotNegative, Positive, Range, Resolution
+from voxelfield.config import BelowOne, Count, Form, Natural, NotNegative, Positive, Range, Resolution, parse
 from voxelfield.datasets.options import ImageOptions, LoadOptions
 from voxelfield.devices import DEVICES, DEVICES_IN_WORDS
 from voxelfield.grids.boxes import parse_box
@@ -367,11 +368,11 @@ class DataConfig(ImageOptions):
 
 
 @dataclass
-class LoggerConfig:
-    """Settings of logging and of the viewer.
+class LoggerConfig(Group):
+    """Settings of logging, beside the switches of loggers, and of the viewer.
 
     Attributes:
-        name: ``tensorboard``, or ``none``.
+        project: Name by which wandb, mlflow, trackio and rerun group runs.
         viewer: Whether to serve a viewer of the field in training to web browsers.
         viewer_host: Local address at which the viewer listens; other machines can connect to it only if this is not a
             loopback address.
@@ -379,7 +380,7 @@ class LoggerConfig:
         viewer_keep: Whether the viewer shows the finished field until Ctrl-C, instead of closing at the end of the run.
     """
 
-    name: Literal["tensorboard", "none"] = "tensorboard"
+    project: Annotated[str, Form(r".+", "a name")] = "voxelfield"
     viewer: bool = False
     viewer_host: Annotated[str, Form(r".+", "an address of this machine")] = "127.0.0.1"
     viewer_port: Annotated[int, Range(1, 65535)] = 8080
@@ -460,3 +461,13 @@ class RunConfig:
         """
         stated = vars(self.scene) | vars(self.data) | {"image_size": self.trainer.image_size}
         return {option.name: stated[option.name] for option in fields(LoadOptions) if option.name in stated} | changes
+
+
+def parse_recorded(values: Any, name: str = "") -> RunConfig:
+    """Validates the settings of a run in its files, as :func:`voxelfield.config.parse` does.
+
+    Those of loggers are left out: nothing depends on them, and some may be of packages that are not installed here.
+    """
+    if isinstance(values, Mapping):
+        values = {key: value for key, value in values.items() if key != "logger"}
+    return parse(RunConfig, values, name)

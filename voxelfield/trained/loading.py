@@ -9,6 +9,7 @@ import torch
 
 from voxelfield.components.refinement import RefinedCameras
 from voxelfield.devices import choose_device
+from voxelfield.hub import fetch
 from voxelfield.run_directory import MODEL_FILE, checkpoints
 from voxelfield.trained.checkpoint_file import CheckpointError, contents_of, load_resolved
 from voxelfield.trained.model_file import ModelFileError, read_model_file
@@ -23,7 +24,8 @@ def load(path: Path | str, device: torch.device | str = "auto") -> TrainedModel:
 
     Args:
         path: A model file (``*.safetensors``), a checkpoint, or a run directory, from which the newest checkpoint is
-            loaded, or the model file if there is no checkpoint.
+            loaded, or the model file if there is no checkpoint. ``hf://USER/NAME``, or ``hf://USER/NAME@REVISION``, is
+            the model file of a repository of the Hugging Face Hub (:func:`voxelfield.hub.fetch`, with its errors).
         device: Device to load to, such as ``"cuda:1"``; ``"auto"`` is the GPU if there is one.
 
     Returns:
@@ -35,7 +37,7 @@ def load(path: Path | str, device: torch.device | str = "auto") -> TrainedModel:
         ModelFileError: A model file is truncated or damaged, not a voxelfield model, or from another version.
         ValueError: The file is damaged or of another kind, or its configuration is invalid; the message names it.
     """
-    path = Path(path)
+    path = fetch(path)
     device = choose_device(str(device))
     if path.is_dir() and not checkpoints(path) and (path / MODEL_FILE).is_file():
         path = path / MODEL_FILE

@@ -17,7 +17,6 @@ from torch import Tensor
 from voxelfield import processes
 from voxelfield.components.exposure import AffineExposure, CameraTones, recolored
 from voxelfield.components.refinement import RefinedCameras, refine_views
-from voxelfield.config import parse
 from voxelfield.datasets.loading import find_scene, load_scene
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.evaluation.evaluation import (
@@ -46,6 +45,7 @@ from voxelfield.rendering.paths import overview, reference_camera
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.settings import RunConfig, TrainerConfig
+from voxelfield.settings.schema import parse_recorded
 from voxelfield.trained.checkpoint_file import check_state
 
 logger = logging.getLogger(__name__)
@@ -436,7 +436,7 @@ def restore_trained_model(
     if type(steps) is not int or steps < 0:
         raise ValueError(f"step must be a whole number, not negative, got {shown(steps)}")
     device = torch.device(device)
-    settings = parse(RunConfig, config)
+    settings = parse_recorded(config)
     state = {name: item.to(device) if isinstance(item, Tensor) else item for name, item in state.items()}
     # The values are about to be replaced: initialising them would take seconds, and memory for any size that the
     # configuration names.

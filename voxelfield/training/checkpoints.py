@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from voxelfield import processes
+from voxelfield.components.logger import flattened
 from voxelfield.components.registry import keys_with, recorded, registered
-from voxelfield.config import parse
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.installed import VERSION
 from voxelfield.messages import clipped
@@ -27,6 +27,7 @@ from voxelfield.models.component import Component
 from voxelfield.models.settings import reached_resolution
 from voxelfield.run_directory import RunDirectoryLock, Writer
 from voxelfield.settings import RunConfig
+from voxelfield.settings.schema import parse_recorded
 from voxelfield.trained.checkpoint_file import (
     ADDED,
     CheckpointError,
@@ -36,7 +37,6 @@ from voxelfield.trained.checkpoint_file import (
     pack_checkpoint,
     write_checkpoint,
 )
-from voxelfield.training.logs import flattened
 from voxelfield.training.state import ENTRIES, TrainingState
 
 logger = logging.getLogger(__name__)
@@ -213,7 +213,7 @@ class Checkpoints:
         # The model of a script is not found by its name, and most saved settings of the model have no effect here.
         behind = checkpoint["config"]["model"]["environment"]
         config = {**checkpoint["config"], "model": replace(training.config.model, environment=behind)}
-        saved = parse(RunConfig, config, "config of the checkpoint")
+        saved = parse_recorded(config, "config of the checkpoint")
         _check_resumable(checkpoint, saved, training)
         if processes.is_first() or self._split.local_slice is not None:
             changed = changed_data(checkpoint["data"], self._whole_fingerprint(), self._split.names)

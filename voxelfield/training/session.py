@@ -15,6 +15,7 @@ import torch
 
 from voxelfield import _library, processes
 from voxelfield.components.exposure import AffineExposure, CameraTones
+from voxelfield.components.logger import FailsafeLogger, NullLogger, RunLogger
 from voxelfield.components.refinement import CameraRefinement, RefinedCameras
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
@@ -37,7 +38,6 @@ from voxelfield.settings import CameraConfig, OptimizerConfig, RunConfig, Traine
 from voxelfield.settings.resolve import resolve_arguments
 from voxelfield.trained.trained_model import TrainedModel, outlined_model
 from voxelfield.training.checkpoints import Checkpoints, agreement
-from voxelfield.training.logs import FailsafeLogger, NullLogger, RunLogger
 from voxelfield.training.memory import check_memory, estimate_memory, explain_shortage, place_of_images
 from voxelfield.training.state import TrainingState
 from voxelfield.warps.choice import WarpConfig

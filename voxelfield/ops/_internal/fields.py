@@ -126,7 +126,7 @@ def _image(c2w: Tensor, width: int, height: int) -> tuple[Tensor, Tensor, Tensor
 
 def _baked_image(c2w: Tensor, width: int, height: int, low: Tensor) -> tuple[Tensor, ...]:
     inputs = height * width, len(low) + (constants.MAX_DEGREE + 1) ** 2
-    return c2w.new_empty(inputs, dtype=torch.float16 if c2w.is_cuda else torch.float32), *_image(c2w, width, height)
+    return *_image(c2w, width, height), c2w.new_empty(inputs, dtype=torch.float16 if c2w.is_cuda else torch.float32)
 
 
 render_pyramid_image = declare("render_pyramid_image", _image)
@@ -182,10 +182,9 @@ the table of these blocks, and ``aabb`` (2, 3) float32 the box of their lattice.
 which rays are clipped; None with
 ``boxes``. ``degree``, 0 to 3, is that of the spherical harmonics.
 
-Returns the inputs of the colour network (height width, V + 16), float16 on CUDA and float32 on the CPU: mean values and
-the harmonics of the rays' directions, with zeros above ``degree``; and rgb, opacity and depth as
-:data:`render_pyramid_image` does, where rgb has the first three of the mean values. Does not synchronise with the
-device.
+Returns rgb, opacity and depth as :data:`render_pyramid_image` does, where rgb has the first three of the mean values;
+and the inputs of the colour network (height width, V + 16), float16 on CUDA and float32 on the CPU: mean values and the
+harmonics of the rays' directions, with zeros above ``degree``. Does not synchronise with the device.
 """
 
 _ROW_BYTES = 16  # the widest read of one thread

@@ -1,0 +1,192 @@
+"""Sums of values at points in new grids: the adjoints of sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from voxelfield.foundation.checks import (
+    FLOATING,
+    check_at_least_one,
+    check_choice,
+    check_dense,
+    check_dtype,
+    check_field,
+    coordinate_dtype,
+    truth_of,
+    widen_positions,
+)
+from voxelfield.foundation.errors import ArgumentValueError, shown
+from voxelfield.ops._grids import MODES, PADDINGS, Mode, Padding, splat_grids, summation_method
+from voxelfield.ops._separable import as_complex, as_real, separable_options, splat_separable
+from voxelfield.ops.cubic import CUBIC_KERNELS, CubicKernel
+
+
+def splat_trilinear(
+    values: Tensor,
+    points: Tensor,
+    resolution: int | Sequence[int],
+    *,
+    weights: Tensor | None = None,
+    padding: Padding = "border",
+    align_corners: bool = True,
+    mode: Mode = "linear",
+    with_weights: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""Adds values at points up in a new grid: the adjoint of :func:`voxelfield.ops.sample_trilinear`.
+
+    Each value is distributed to the vertices around its point, by the weights with which they would be interpolated
+    there. So :math:`\langle S g, v \rangle = \langle g, S^* v \rangle` for sampling :math:`S` and this :math:`S^*`
+    with equal options, and the sum over all vertices is that of the values, but for what ``"zeros"`` drops outside.
+
+    Args:
+        values: (N, C), or (B, N, C) for a batch of grids; float32, float64, float16, bfloat16, complex64 or complex128,
+            on CPU or CUDA.
+        points: (N, D) or (B, N, D) positions in the unit cube, on the device of ``values`` and of the dtypes of
+            :func:`voxelfield.ops.sample_trilinear`. D is the number of axes of the grid: 1, 2 or 3. Values of points
+            that are not finite are dropped.
+        resolution: Number of vertices along each of the D axes; a single int means the same along all.
+        weights: (N,) or (B, N), real: a factor of all values of each point. None is 1.
+        padding: As for :func:`voxelfield.ops.sample_trilinear`, as are the next two.
+        align_corners: See ``padding``.
+        mode: See ``padding``.
+        with_weights: Whether to also return the sums of the weights, from the same pass: sums of values divided by
+            these are weighted means.
+
+    Returns:
+        (X, Y, Z, C), (X, Y, C) or (X, C), with a leading B for a batch, in the dtype of ``values``; sums of 16-bit
+        values are computed in float32. Differentiable twice with respect to ``values``, ``weights`` and ``points``.
+
+        With ``with_weights``, a pair of this and the sums of the weights, (X, Y, Z) or as above, real.
+
+        Sums are bit-reproducible on the CPU, and on CUDA under ``torch.use_deterministic_algorithms(True)``. Along one
+        or two axes, terms are rounded there to multiples of about 2^-61 of the sum of all of them: a value that is not
+        finite makes the whole grid not finite.
+
+    Raises:
+        TypeError: An argument is not a tensor, or has the wrong dtype.
+        ValueError: An argument has the wrong shape or is on another device, or an option is unknown.
+        NotImplementedError: A third derivative is requested.
+        RuntimeError: On CUDA, reproducible sums of 2^27 or more points along three axes are requested.
+    """
+    check_choice("mode", mode, MODES)
+    return _splat(values, points, resolution, mode, weights, padding, align_corners, with_weights)
+
+
+def splat_cubic(
+    values: Tensor,
+    points: Tensor,
+    resolution: int | Sequence[int],
+    kernel: CubicKernel = "bspline",
+    *,
+    weights: Tensor | None = None,
+    padding: Padding = "border",
+    align_corners: bool = True,
+    with_weights: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Adds values at points up in a new grid by a cubic kernel: the adjoint of :func:`voxelfield.ops.sample_cubic`.
+
+    Args:
+        values: As for :func:`voxelfield.ops.splat_trilinear`.
+        points: See ``values``.
+        resolution: See ``values``.
+        kernel: As for :func:`voxelfield.ops.sample_cubic`.
+        weights: As for :func:`voxelfield.ops.splat_trilinear`.
+        padding: As for :func:`voxelfield.ops.sample_cubic`.
+        align_corners: See ``padding``.
+        with_weights: As for :func:`voxelfield.ops.splat_trilinear`.
+
+    Returns:
+        As :func:`voxelfield.ops.splat_trilinear`; what is said there of one or two axes holds for three too.
+
+    Raises:
+        TypeError: An argument is not a tensor, or has the wrong dtype.
+        ValueError: An argument has the wrong shape or is on another device, or an option is unknown.
+        NotImplementedError: A third derivative is requested.
+    """
+    check_choice("kernel", kernel, CUBIC_KERNELS)
+    return _splat(values, points, resolution, kernel, weights, padding, align_corners, with_weights)
+
+
+def _splat(
+    values: Tensor,
+    points: Tensor,
+    resolution: int | Sequence[int],
+    kernel: str,
+    weights: Tensor | None,
+    padding: str,
+    align_corners: bool,
+    with_weights: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    options = separable_options(kernel, padding, align_corners, False)
+    check_dense("values", values)
+    is_complex = values.is_complex()
+    real = as_real(values) if is_complex else values
+    check_dtype("values", real, FLOATING)
+    dtype, wide = real.dtype, coordinate_dtype(real.dtype)
+    points, size = _checked_points(values, points, wide), _checked_size(points, resolution)
+    columns = real
+    if weights is not None:
+        check_field("weights", weights, tuple(values.shape[:-1]), FLOATING, "values", values)
+        columns = real.to(wide) * weights.to(wide).unsqueeze(-1)
+    if with_weights:
+        ones = columns.new_ones(real.shape[:-1], dtype=wide) if weights is None else weights.to(wide)
+        columns = torch.cat((columns.to(wide), ones.unsqueeze(-1)), dim=-1)
+    if len(size) == 3 and kernel in MODES:
+        sums = _splat_volume(columns, points, size, padding, options[2], kernel == "nearest")
+    else:
+        sums = splat_separable(columns, points, size, options)
+    sums = sums.to(dtype)
+    if not truth_of("with_weights", with_weights):
+        return as_complex(sums) if is_complex else sums
+    total, of_weights = sums[..., :-1], sums[..., -1]
+    return as_complex(total) if is_complex else total.contiguous(), of_weights.contiguous()
+
+
+def _checked_points(values: Tensor, points: Tensor, wide: torch.dtype) -> Tensor:
+    """Returns points in the dtype of the kernels; raises unless they are those of values in a grid or in a batch."""
+    if values.dim() not in (2, 3):
+        raise ArgumentValueError(f"values must have shape (N, C) or (B, N, C), got {tuple(values.shape)}")
+    shape = (*values.shape[:-1], "D")
+    check_field("points", points, shape, (*FLOATING,), "values", values)
+    if not 1 <= points.shape[-1] <= 3:
+        raise ArgumentValueError(f"points must have 1 to 3 coordinates, got shape {tuple(points.shape)}")
+    return widen_positions("points", points, wide).to(wide)
+
+
+def _checked_size(points: Tensor, resolution: int | Sequence[int]) -> tuple[int, ...]:
+    axes = points.shape[-1]
+    size = tuple(resolution) if isinstance(resolution, Sequence) else (resolution,) * axes
+    if len(size) != axes:
+        raise ArgumentValueError(
+            f"resolution must be one int, or {axes} for points of {axes} coordinates, got {shown(resolution)}"
+        )
+    for number in size:
+        check_at_least_one("resolution", number)
+    return size
+
+
+def _splat_volume(
+    values: Tensor, points: Tensor, size: Sequence[int], padding: str, align_corners: bool, nearest: bool
+) -> Tensor:
+    """Adds values up along three axes, by the kernels of :func:`voxelfield.ops.sample_trilinear`."""
+    # Those sum periodic grids with a further vertex along each axis, a copy of the first one.
+    closed = int(padding == "periodic")
+    sizes = [*(number + closed for number in size), values.shape[-1]]
+    sums: Tensor = splat_grids(
+        values.to(points.dtype) if closed else values,
+        points,
+        sizes,
+        PADDINGS[padding] + closed,
+        align_corners,
+        nearest,
+        False,
+        False,
+        summation_method(),
+    )[0]
+    for axis in (-4, -3, -2) if closed else ():
+        first, others, copies = sums.split((1, sums.shape[axis] - 2, 1), axis)
+        sums = torch.cat((first + copies, others), axis)
+    return sums
