@@ -378,7 +378,7 @@ def splat_case(
     """Describes splatting into one grid."""
 
     def ours(values: Tensor, where: Tensor) -> Tensor:
-        splat: Callable[..., Tensor] = ops.splat_cubic if cubic else ops.splat_trilinear
+        splat: Callable[..., Any] = ops.splat_cubic if cubic else ops.splat_trilinear
         return splat(values, where, resolution)
 
     others: dict[str, Callable[[Inputs], Prepared]] = {
