@@ -256,4 +256,7 @@ def is_readable(x: Tensor) -> bool:
 
 def coordinate_dtype(dtype: torch.dtype) -> torch.dtype:
     """Returns the dtype of coordinates and of arithmetic for features of the given dtype."""
-    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
+    return torch.float64 if dtype in _DOUBLE else torch.float32
+
+
+_DOUBLE = (torch.float64, torch.complex128)
