@@ -378,8 +378,9 @@ def splat_case(
     """Describes splatting into one grid."""
 
     def ours(values: Tensor, where: Tensor) -> Tensor:
-        splat: Callable[..., Tensor] = ops.splat_cubic if cubic else ops.splat_trilinear
-        return splat(values, where, resolution)
+        splat: Callable[..., Any] = ops.splat_cubic if cubic else ops.splat_trilinear
+        summed: Tensor = splat(values, where, resolution)
+        return summed
 
     others: dict[str, Callable[[Inputs], Prepared]] = {
         add: partial(prepare, partial(splat_by_formula, add, resolution, cubic)) for add in ("index_add", "index_put")
