@@ -379,7 +379,8 @@ def splat_case(
 
     def ours(values: Tensor, where: Tensor) -> Tensor:
         splat: Callable[..., Any] = ops.splat_cubic if cubic else ops.splat_trilinear
-        return splat(values, where, resolution)
+        summed: Tensor = splat(values, where, resolution)
+        return summed
 
     others: dict[str, Callable[[Inputs], Prepared]] = {
         add: partial(prepare, partial(splat_by_formula, add, resolution, cubic)) for add in ("index_add", "index_put")
