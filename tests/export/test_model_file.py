@@ -7,7 +7,7 @@ import math
 import os
 import resource
 import zlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -85,7 +85,7 @@ def test_an_exact_model_that_is_loaded_draws_the_same(run, tmp_path, device):
     save_model(tmp_path / "model.safetensors", run, quality="exact")
     loaded = load_model(str(tmp_path / "model.safetensors"), str(device))
     assert loaded.steps == 7
-    assert loaded.config == run.config
+    assert replace(loaded.config, logger=run.config.logger) == run.config, "the loggers of a run do not matter"
     assert torch.equal(loaded.occupancy.occupied, run.occupancy.occupied)
     view, expected = (each.renderer().view(camera(device), 0) for each in (loaded, run))
     assert expected.rgb.std() > 0.01
