@@ -123,7 +123,7 @@ class Op:
     batching: Rule | None = None
     public: str = ""
 
-    raw: Any = field(default=None, init=False)
+    raw: Any = field(default=_run_unloaded, init=False)
     kernel: Callable[..., Any] = field(default=_run_unloaded, init=False)
     arguments: tuple[str, ...] = field(default=(), init=False)
     tensors: tuple[str, ...] = field(default=(), init=False)
