@@ -38,6 +38,7 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import render_view
 from voxelfield.trained.trained_model import restore_trained_model
 from voxelfield.warps.ndc_box import NdcBox
+from voxelfield.warps.nested_boxes import NestedBoxes
 
 CPU = torch.device("cpu")
 SAMPLING = Sampling(voxels_per_step=0.55, min_transmittance=1e-3, min_weight=1e-3)
@@ -54,13 +55,13 @@ def write(
     return model
 
 
-def per_sample() -> RadianceField:
+def per_sample(warp: NestedBoxes | None = None) -> RadianceField:
     """A field whose colours depend on the direction at each sample."""
     decoder = FusedMLPDecoder(8, 32, 16, 1, 2, ExponentialDensity(0.5))
     with torch.no_grad():
         decoder.density_network[-1].mul_(2)
         decoder.color_network[-1].mul_(2)
-    return RadianceField(make_field(CPU, None).grid, decoder)
+    return RadianceField(make_field(CPU, warp).grid, decoder, warp)
 
 
 def stored_arrays(folder: Path) -> dict[str, bytes]:
@@ -300,10 +301,11 @@ def test_the_view_turns_until_touched_and_follows_mouse_and_keys(browser, tmp_pa
 
 
 @pytest.mark.long
-def test_a_browser_draws_the_compared_values_of_a_field_with_colors_per_sample(browser, tmp_path, monkeypatch):
+@pytest.mark.parametrize("warp", [None, NESTED], ids=["one box", "nested boxes"])
+def test_a_browser_draws_the_compared_values_of_a_field_with_colors_per_sample(browser, tmp_path, monkeypatch, warp):
     compared = {}
     monkeypatch.setattr(web_page, "_compare", lambda model, shown, cameras: compared.update(shown=shown))
-    field = per_sample()
+    field = per_sample(warp)
     model = write(tmp_path, field)
     address = (tmp_path / "index.html").as_uri()
     assert opened(browser, address) == ""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from voxelfield import ops
 from voxelfield.export.lattice import check_finite_values
 from voxelfield.export.registry import ExportFormat, ExportSource
 from voxelfield.fields.decoders import DeferredMLPDecoder
@@ -26,6 +27,7 @@ from voxelfield.grids.sparse_grid import BLOCK_CELLS
 from voxelfield.media.html import page_template
 from voxelfield.models.model import Model
 from voxelfield.ops import PackedSamples
+from voxelfield.ops._internal.stencil import atlas_coordinates
 from voxelfield.rendering.backends import shading_columns
 from voxelfield.rendering.bricks import PER_VOXEL, Bricks, bake, can_bake, stored_bytes
 from voxelfield.rendering.cameras import Cameras, check_not_empty
@@ -195,8 +197,8 @@ class _PageField(Field):
         self._lattice, self._blocks = bricks.aabb, bricks.blocks
         self._low, self._extent = (each[: field.decoder.emitted] for each in (bricks.low, bricks.extent))
         stored = {texture.name: texture.texels for texture in textures}
-        self._log_density = stored["log_density"][..., None]
-        self._values = [texels for name, texels in stored.items() if name.startswith("values")]
+        values = [texels.half() for name, texels in stored.items() if name.startswith("values")]
+        self._atlas = torch.cat((stored["log_density"][..., None], *values), dim=-1)
 
     @property
     def aabb(self) -> Tensor:
@@ -209,31 +211,20 @@ class _PageField(Field):
 
     def density_in_warp(self, warped: Tensor) -> Tensor:
         """See :class:`Field`."""
-        return self._read(warped, [self._log_density])[0][:, 0].exp()
+        return self._read(warped)[:, 0].exp()
 
     def sample(self, samples: PackedSamples, directions: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Field`."""
-        logs, *values = self._read(samples.positions, [self._log_density, *self._values])
-        emitted = torch.cat(values, dim=1)[:, : len(self._low)] / 255
-        return logs[:, 0].exp(), self._low + self._extent * emitted
+        read = self._read(samples.positions)
+        return read[:, 0].exp(), self._low + self._extent * read[:, 1 : 1 + len(self._low)] / 255
 
-    def _read(self, warped: Tensor, atlases: list[Tensor]) -> list[Tensor]:
-        """Interpolates arrays of the atlas at (M, 3); returns (M, channels) of each, -inf where no block is stored."""
-        count = self._blocks.new_tensor(self._blocks.shape)
-        unit = (warped - self._lattice[0]) / (self._lattice[1] - self._lattice[0])
-        at = (unit.nan_to_num().clamp(0, 1) * BLOCK_CELLS) * count
-        block = (at / BLOCK_CELLS).long().minimum(count - 1)
-        found = self._blocks[block.unbind(1)].long()
-        within = at - BLOCK_CELLS * block
-        first = within.long().clamp(max=BLOCK_CELLS - 1)
-        number = torch.stack((found >> 20, found >> 10, found), dim=1) & 1023
-        corner, fraction = (BLOCK_CELLS + 1) * number.where(found[:, None] >= 0, 0) + first, within - first
-        results = [atlas.new_zeros(len(at), atlas.shape[-1], dtype=torch.float32) for atlas in atlases]
-        for offset in torch.cartesian_prod(*[torch.arange(2, device=at.device)] * 3):
-            weight = (fraction * offset + (1 - fraction) * (1 - offset)).prod(dim=1, keepdim=True)
-            for result, atlas in zip(results, atlases, strict=True):
-                result += weight * atlas[(corner + offset).unbind(1)].float()
-        return [result.masked_fill(found[:, None] < 0, -math.inf) for result in results]
+    def _read(self, warped: Tensor) -> Tensor:
+        """Interpolates logarithms of densities, and values from 0 to 255, at (M, 3); -inf and 0 beside the blocks."""
+        unit = (warped - self._lattice[0]) / self._lattice.diff(dim=0)
+        placed = atlas_coordinates(unit, self._blocks, self._atlas.shape[:3])
+        read = ops.sample_trilinear(self._atlas, placed).float()
+        read[:, 0].masked_fill_(placed.isnan().any(dim=1), -math.inf)
+        return read
 
 
 def _compare(model: Model, shown: _PageField, cameras: Cameras) -> None:
