@@ -204,11 +204,6 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
             ("export", "run", "--mesh", "a.ply", "--fit-steps", "9"),
             "--fit-steps must come with --splats, got 9 without it",
         ),
-        (
-            ("export", "run", "--web", "page"),
-            "field must be one that render_baked_image draws, got one that render_view draws: train it with "
-            "model=pyramid model.shading=deferred",
-        ),
         (("export", "run", "--mesh", "a.stl"), "--mesh must be a file *.ply, *.obj, *.glb, got a.stl"),
         (("export", "run", "--points", "a.ply", "--count", "0"), "--count must be at least 1, got 0"),
         (("export", "run", "--mesh", "a.ply", "--max-faces", "0"), "--max-faces must be at least 1, got 0"),

@@ -218,7 +218,7 @@ def refusal(*overrides: str) -> str:
         (
             "+data.x=1",
             "configuration has no key data.x; "
-            "data has downscale, holdout, missing_images, lens_distortion, root, download",
+            "data has downscale, holdout, missing_images, invert_masks, soft_masks, lens_distortion, root, download",
         ),
         (
             "trainer.stages=[{step: 0, resolution: 8}, {step: 5, resolutoin: 9}]",
