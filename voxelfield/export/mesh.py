@@ -92,7 +92,8 @@ class FieldSurface:
             mesh_package(package)
         self._model = model
         region = Region.of(model, box)
-        self._voxel, lattice = region.voxel, region.lattice(resolution)
+        # With one more point on each side, the surface is closed at the field's box.
+        self._voxel, lattice = region.voxel, region.lattice(resolution).enlarged()
         wanted = half_absorbing_density(LEVEL_LENGTH * self._voxel) if level is None else level
         if kind == "density":
             self._surface = density_surface(model, wanted)
@@ -101,8 +102,7 @@ class FieldSurface:
         else:
             pinholes = cameras.pinholes(all_round=True).to(model.device)
             self._surface = fused_surface(model, pinholes, TRUNCATION * self._voxel)
-        # With one more point on each side, the surface is closed at the field's box.
-        self.vertices, self.faces = extract_surface(self._surface, lattice.enlarged())
+        self.vertices, self.faces = extract_surface(self._surface, lattice)
         if not len(self.faces):
             if kind == "tsdf":
                 raise ValueError("cameras must see a surface for surface tsdf, got empty space in all of their pixels")
@@ -110,7 +110,7 @@ class FieldSurface:
             if level is None:
                 wrong += f", at which {LEVEL_LENGTH:g} voxels absorb half of the light"
             raise ValueError(f"{wrong}: the field is empty, or it needs a lower level or surface tsdf")
-        if model.warp is not None and box < model.warp.count and (faces := self._cut_faces(lattice.enlarged())):
+        if model.warp is not None and box < model.warp.count and (faces := self._cut_faces(lattice)):
             logger.warning(
                 "box %d cuts through the surface at its faces %s: --box %d contains more of it, in larger voxels",
                 *(box, ", ".join(faces), box + 1),

@@ -149,9 +149,9 @@ class FileFormat:
 
 def file_format(of: str, path: Path | str) -> FileFormat:
     """Returns the kind of a file of the export format ``of``; raises ValueError if its suffix is that of no kind."""
-    kinds = {suffix: each for each in _file_formats() if each.of == of for suffix in each.suffixes}
-    check_suffix("path", path, list(kinds))
-    return next(each for suffix, each in kinds.items() if Path(path).name.lower().endswith(suffix))
+    kinds = [each for each in _file_formats() if each.of == of]
+    check_suffix("path", path, [suffix for each in kinds for suffix in each.suffixes])
+    return next(each for each in kinds if Path(path).name.lower().endswith(tuple(each.suffixes)))
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield import ops
+from voxelfield.evaluation.metrics import mse_to_psnr
 from voxelfield.export.lattice import check_finite_values
 from voxelfield.export.registry import ExportFormat, ExportSource
 from voxelfield.fields.decoders import DeferredMLPDecoder
@@ -236,7 +237,7 @@ def _compare(model: Model, shown: _PageField, cameras: Cameras) -> None:
         scene = (some, index, model.occupancy, model.settings, model.background, _RAYS_AT_ONCE)
         first, second = (render_view(field, *scene).rgb.clamp(0, 1) for field in (model.field, shown))
         errors.append((first - second).square().mean())
-    psnr = -10 * torch.stack(errors).mean().clamp(min=1e-10).log10()
+    psnr = mse_to_psnr(torch.stack(errors).mean().clamp(min=1e-10))
     logger.info("images of the page differ from those of the field by %.1f dB (PSNR of %d views)", psnr, len(some))
 
 
