@@ -33,7 +33,7 @@ from voxelfield.fields.field import RadianceField
 from voxelfield.models import Model, Sampling
 from voxelfield.progress import size_in_words
 from voxelfield.rendering.bricks import bake, stored_bytes
-from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.cameras import Cameras, distance_to_nearest, views_of_points
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import render_view
 from voxelfield.trained.trained_model import restore_trained_model
@@ -55,7 +55,12 @@ def write(
     return model
 
 
-def per_sample(warp: NestedBoxes | None = None) -> RadianceField:
+def forward_facing() -> NdcBox:
+    identity = tuple(map(tuple, torch.eye(4)[:3].tolist()))
+    return NdcBox(((-1, -1, -3), (1, 1, -2)), identity, 1.0, ((-1.0, -1.0), (1.0, 1.0)), 2.0)
+
+
+def per_sample(warp: NestedBoxes | NdcBox | None = None) -> RadianceField:
     """A field whose colours depend on the direction at each sample."""
     decoder = FusedMLPDecoder(8, 32, 16, 1, 2, ExponentialDensity(0.5))
     with torch.no_grad():
@@ -73,6 +78,27 @@ def stored_arrays(folder: Path) -> dict[str, bytes]:
     return {name: zlib.decompress(data) for name, data in found.items()}
 
 
+def drawn_atlas(arrays: dict[str, bytes], across: tuple[int, int], coarse: bool = False) -> torch.Tensor:
+    """Returns what a page has at vertices, (X, Y, Z, 17) float16, in atlases with so many blocks across."""
+    side, parts = 3 if coarse else 8, []
+    sides = [side * count for count in across]
+    if coarse:
+        parts = [b"".join(data for name, data in sorted(arrays.items()) if name.startswith("coarse_"))]
+    else:
+        parts = [arrays[f"layer{number}"] for number in range(sum(name.startswith("layer") for name in arrays))]
+    layers = []
+    for part in parts:
+        rows = torch.frombuffer(bytearray(part), dtype=torch.uint8).view(18, -1, *sides)
+        log_density = rows[:2].reshape(-1, *sides, 2).view(torch.float16)
+        layers.append(torch.cat((log_density, *rows[2:].reshape(4, -1, *sides, 4).half()), dim=-1))
+    return torch.cat(layers)
+
+
+def block_at(atlas: torch.Tensor, place: int, side: int) -> torch.Tensor:
+    x, y, z = (side * (place >> shift & 1023) for shift in (20, 10, 0))
+    return atlas[x : x + side, y : y + side, z : z + side].float()
+
+
 @pytest.mark.parametrize("inline", [True, False])
 def test_a_page_holds_what_is_drawn(tmp_path, monkeypatch, device, inline):
     field = make_field(device, None, 16)
@@ -84,11 +110,18 @@ def test_a_page_holds_what_is_drawn(tmp_path, monkeypatch, device, inline):
     arrays, bricks = stored_arrays(tmp_path), bake(field, occupancy)
     assert len(list(tmp_path.iterdir())) == (1 if inline else 1 + len(arrays))
     assert arrays["cells"] == occupancy.empty_distance.cpu().numpy().tobytes()
-    assert arrays["blocks"] == bricks.blocks.cpu().numpy().tobytes()
-    assert arrays["log_density"] == bricks.log_density.cpu().numpy().tobytes()
-    for number in range(4):
-        own = bricks.values[..., 4 * number : 4 * number + 4]
-        assert arrays[f"values{number}"] == own.cpu().numpy().tobytes()
+    atlas = torch.cat((bricks.log_density[..., None], bricks.values), dim=-1).cpu()
+    stored = bricks.blocks.cpu()
+    page = torch.frombuffer(bytearray(arrays["blocks"]), dtype=torch.int32).view(stored.shape)
+    assert torch.equal(page >= 0, stored >= 0)
+    assert len(page[page >= 0].unique()) == int((stored >= 0).sum()) > 8
+    across = (atlas.shape[1] // 8, atlas.shape[2] // 8)
+    fine, coarse = drawn_atlas(arrays, across), drawn_atlas(arrays, across, coarse=True)
+    for ours, theirs in zip(page[page >= 0].tolist(), stored[stored >= 0].tolist(), strict=True):
+        block, few = block_at(atlas, theirs, 8), block_at(coarse, ours, 3)
+        assert torch.equal(block_at(fine, ours, 8), block)
+        assert torch.equal(few[::2, ::2, ::2], block[::7, ::7, ::7])
+        assert (few[1, 1, 1] - block[3:5, 3:5, 3:5].mean(dim=(0, 1, 2))).abs().max() < 0.51
     text = (tmp_path / "index.html").read_text()
     assert "<title>&lt;/script&gt;</title>" in text
     assert "http:" not in text
@@ -132,8 +165,9 @@ def test_a_page_without_room_for_two_vertices_per_voxel_has_one(tmp_path, monkey
     monkeypatch.setattr(web_page, "_MAX_MEMORY", whole - 1)
     write(tmp_path, field, occupancy)
     assert "the page has one vertex for each voxel instead of 2" in caplog.text
-    bricks = bake(field, occupancy, 1)
-    assert stored_arrays(tmp_path)["log_density"] == bricks.log_density.numpy().tobytes()
+    bricks, arrays = bake(field, occupancy, 1), stored_arrays(tmp_path)
+    stored = [len(data) for name, data in arrays.items() if name.startswith("layer")]
+    assert sum(stored) == 10 * bricks.log_density.numel()
 
 
 def test_the_command_starts_the_page_at_the_scenes_first_camera(tmp_path, caplog):
@@ -169,6 +203,37 @@ def test_a_page_of_a_given_name_has_all_of_its_data(tmp_path, monkeypatch):
         write(page, make_field(CPU, None))
 
 
+def test_a_page_of_a_given_size_refines_the_blocks_that_cover_the_most_pixels(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(web_page, "_PAGE", 0)
+    compared = []
+    monkeypatch.setattr(web_page, "_compare", lambda model, shown, cameras: compared.append(shown))
+    field = make_field(CPU, None)
+    occupancy, page = half_empty(field), tmp_path / "index.html"
+    model = Model(field, occupancy, SAMPLING)
+    save_web_page(page, model, CAMERAS)
+    whole = stored_arrays(tmp_path)
+    sizes = {name: len(zlib.compress(data)) for name, data in whole.items()}
+    few = sum(size for name, size in sizes.items() if not name.startswith("layer"))
+    save_web_page(page, model, CAMERAS, max_size=4 / 3 * (few + sizes["layer0"] + 1) / 2**20)
+    limited = stored_arrays(tmp_path)
+    assert limited == {name: data for name, data in whole.items() if name == "layer0" or not name.startswith("layer")}
+    assert re.search(r"\d+ % of the blocks stay coarse", caplog.text)
+    bricks = bake(field, occupancy)
+    places = torch.frombuffer(bytearray(limited["blocks"]), dtype=torch.int32).view(bricks.blocks.shape)
+    exists = places >= 0
+    low, edges = bricks.aabb[0], bricks.aabb.diff(dim=0)[0] / torch.tensor(places.shape)
+    centres = low + (exists.nonzero() + 0.5) * edges
+    pixels = views_of_points(CAMERAS, centres) / distance_to_nearest(CAMERAS, centres) ** 2
+    refined = places[exists] >> 20 == 0
+    assert pixels[refined].min() >= pixels[~refined].max()
+    changes = compared[1].density(centres) / compared[0].density(centres) - 1
+    assert torch.equal(changes == 0, refined)
+    assert 0.02 < changes[~refined].abs().mean() < 0.5
+    with pytest.raises(ValueError, match=r"max_size must be at least 0\.\d\d MiB, got 0\.0001"):
+        save_web_page(page, model, CAMERAS, max_size=0.0001)
+
+
 def test_a_page_replaces_only_another_page(tmp_path):
     field, foreign = make_field(CPU, None), tmp_path / "foreign"
     foreign.mkdir()
@@ -194,10 +259,6 @@ def test_fields_that_no_browser_can_draw_are_refused(tmp_path, monkeypatch):
     nothing.occupied.zero_()
     with pytest.raises(ValueError, match="must have occupied cells for a web page, got none"):
         write(tmp_path, per_sample(), nothing)
-    identity = tuple(map(tuple, torch.eye(4)[:3].tolist()))
-    forward = make_field(CPU, NdcBox(((-1, -1, -3), (1, 1, -2)), identity, 1.0, ((-1.0, -1.0), (1.0, 1.0)), 2.0))
-    with pytest.raises(ValueError, match=r"must not be in normalised device coordinates .* warp\.ndc=false"):
-        write(tmp_path, forward)
     monkeypatch.setattr(web_page, "_MAX_MEMORY", 2**10)
     with pytest.raises(ValueError, match=r"got \d+ blocks of stored values in 0\.\d\d GiB and a side of \d+: train"):
         write(tmp_path, field)
@@ -217,9 +278,9 @@ def browser(tmp_path_factory):
 def opened(browser: Browser, url: str) -> str:
     """Opens a page; returns its message once it has loaded."""
     browser.driver.get(url)
-    text = "return message.textContent"
-    eventually(lambda: browser.driver.execute_script(text) != "Loading\N{HORIZONTAL ELLIPSIS}", "the data")
-    return browser.driver.execute_script(text)
+    loading = "return message.textContent === 'Loading\N{HORIZONTAL ELLIPSIS}' || bar.isConnected"
+    eventually(lambda: not browser.driver.execute_script(loading), "the data")
+    return browser.driver.execute_script("return message.textContent")
 
 
 def drawn(browser: Browser, camera: int) -> torch.Tensor:
@@ -299,15 +360,14 @@ def test_the_view_turns_until_touched_and_follows_mouse_and_keys(browser, tmp_pa
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("warp", [None, NESTED], ids=["one box", "nested boxes"])
+@pytest.mark.parametrize("warp", [None, NESTED, forward_facing()], ids=["one box", "nested boxes", "ndc"])
 def test_a_browser_draws_the_compared_values_of_a_field_with_colors_per_sample(browser, tmp_path, monkeypatch, warp):
     compared = {}
     monkeypatch.setattr(web_page, "_compare", lambda model, shown, cameras: compared.update(shown=shown))
     field = per_sample(warp)
     model = write(tmp_path, field)
-    address = (tmp_path / "index.html").as_uri()
-    assert opened(browser, address) == ""
-    for camera in range(2):
+    assert opened(browser, (tmp_path / "index.html").as_uri()) == ""
+    for camera in range(2 if warp is None or warp is NESTED else 1):  # the other one looks past the window
         scene = (CAMERAS, camera, model.occupancy, model.settings, model.background, 1 << 14)
         truth, view = (render_view(each, *scene) for each in (field, compared["shown"]))
         assert 0.2 < view.opacity.mean() < 0.95, "the test shows nothing"

@@ -7,7 +7,7 @@ import logging
 import math
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -17,23 +17,26 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield import ops
+from voxelfield.config import Positive
 from voxelfield.evaluation.metrics import mse_to_psnr
 from voxelfield.export.lattice import check_finite_values
-from voxelfield.export.registry import ExportFormat, ExportSource
+from voxelfield.export.registry import ExportFormat, ExportSource, Option
 from voxelfield.fields.decoders import DeferredMLPDecoder
 from voxelfield.fields.field import Field, RadianceField
 from voxelfield.fields.harmonics import BASES, HarmonicsDecoder, common_directions
 from voxelfield.files import MARK, atomic_write, is_replaceable
-from voxelfield.grids.sparse_grid import BLOCK_CELLS
+from voxelfield.grids.boxes import cell_indices, flat_indices
+from voxelfield.grids.sparse_grid import BLOCK_CELLS, BLOCK_VERTICES
 from voxelfield.media.html import page_template
 from voxelfield.models.model import Model
 from voxelfield.ops import PackedSamples
 from voxelfield.ops._internal.stencil import atlas_coordinates
 from voxelfield.rendering.bricks import PER_VOXEL, Bricks, bake, can_bake, stored_bytes
-from voxelfield.rendering.cameras import Cameras, check_not_empty
+from voxelfield.rendering.cameras import Cameras, check_not_empty, distance_to_nearest, views_of_points
 from voxelfield.rendering.paths import upright_axes
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.render import render_view
+from voxelfield.warps.ndc_box import FARTHEST, NdcBox
 
 logger = logging.getLogger(__name__)
 
@@ -42,14 +45,18 @@ MAX_INLINE = 256 << 20
 
 _MAX_MEMORY = 2 << 30  # of textures, bytes
 _MAX_SIDE = 2048  # of a texture, in texels; browsers may offer fewer, and the page then says so
-_FILE = rb'"file": "((?:cells|blocks|log_density|values\d+|weights|environment)\.bin)"'  # in a page
-_PART = 12 << 20  # bytes that a page decodes at once
+_FILE = rb'"((?:cells|blocks|weights|environment|(?:coarse_)?(?:log_density|values\d+)|layer\d+)\.bin)"'  # in a page
+_PART = 1 << 20  # bytes that a page decodes at once
+# Vertices along each axis of a block that a page draws until it has the block's own 8.
+_COARSE = 3
 # Of colours that depend on the direction at each sample: directions in which they are stored, and points by which these
 # and the principal components are chosen.
 _DIRECTIONS, _POINTS = 12, 1 << 13
 # Views in which the page is compared with the field, and their shorter side in pixels.
 _COMPARED, _COMPARED_SIDE = 3, 100
 _RAYS_AT_ONCE = 1 << 13
+_BLOCKS_AT_ONCE = 1 << 12
+_PAGE = 1 << 15  # bytes of a page without its data
 
 
 class _Texture(NamedTuple):
@@ -60,7 +67,9 @@ class _Texture(NamedTuple):
     texels: Tensor
 
 
-def save_web_page(path: Path | str, model: Model, cameras: Cameras, title: str = "voxelfield") -> None:
+def save_web_page(
+    path: Path | str, model: Model, cameras: Cameras, title: str = "voxelfield", max_size: float | None = None
+) -> None:
     """Writes a page that draws a field in a browser and lets one move through it.
 
     With deferred shading, the page draws the images of the backend ``render_baked_image``, up to rounding, without the
@@ -69,16 +78,20 @@ def save_web_page(path: Path | str, model: Model, cameras: Cameras, title: str =
     :func:`voxelfield.rendering.render.render_view`. The page contains all data, unless they exceed :data:`MAX_INLINE`
     when compressed: then they are loaded from files beside it.
 
+    The page first draws blocks of 3 x 3 x 3 vertices, and replaces them by blocks of 8 x 8 x 8 as these arrive, in the
+    order of the number of pixels that they cover in the images of all cameras.
+
     Args:
         path: The page if its name ends with ``.html``, otherwise a folder, created if needed, for its ``index.html``.
         model: The model, such as :attr:`voxelfield.trained.trained_model.TrainedModel.model`. The view turns around
             :attr:`voxelfield.Model.centre`.
         cameras: Cameras on any device; the first is where the page starts, and all of them determine the up direction.
         title: Title of the page.
+        max_size: Largest size of the page in MiB: the last blocks stay coarse; None: all are refined.
 
     Raises:
         ValueError: The field is one that :func:`check_drawable` rejects or is too large for a browser, there are no
-            cameras, or the path is one page and data would be beside it.
+            cameras, the path is one page and data would be beside it, or the coarse blocks exceed ``max_size``.
         FloatingPointError: A density, feature or weight is not finite.
         FileExistsError: There is an ``index.html``, or a file of data beside it, that voxelfield has not written.
         OSError: A file cannot be written.
@@ -90,17 +103,19 @@ def save_web_page(path: Path | str, model: Model, cameras: Cameras, title: str =
         raise FileExistsError(f"{page} was not written by voxelfield: choose another folder, or remove it")
     field = _deferred(model, cameras)
     bricks = bake(field, model.occupancy, _vertices_per_voxel(field, model))
-    textures = _textures(model, field, bricks)
-    _check_size(textures, int((bricks.blocks >= 0).sum()))
-    _compare(model, _PageField(field, bricks, textures), cameras)
-    stored = {texture.name: zlib.compress(texture.texels.cpu().numpy().tobytes()) for texture in textures}
+    blocks, atlas = _ordered(bricks, _by_pixels(bricks, field, cameras))
+    fixed, refined = _textures(model, field, bricks, blocks, atlas), _vertex_textures(atlas)
+    _check_size([*fixed, *refined], int((blocks >= 0).sum()))
+    stored = _compressed(fixed, refined, max_size)
+    layers = len(stored) - len(fixed)
+    _compare(model, _PageField(field, bricks, blocks, atlas, layers), cameras)
     beside = sum(map(len, stored.values())) > MAX_INLINE
     if beside and page == Path(path):
         raise ValueError(
             f"path must be a folder for data of more than {MAX_INLINE >> 20} MiB beside a page, got {path}"
         )
     files = {name: f"{name}.bin" for name in stored if beside}
-    parts = [(name, part) for name, data in stored.items() if not beside for part in _encoded(data)]
+    parts = ((name, part) for name, data in stored.items() if not beside for part in _encoded(data))
     for file in files.values():
         if not _is_data(page.with_name(file)):
             raise FileExistsError(f"{page.with_name(file)} was not written by voxelfield: choose another folder")
@@ -113,8 +128,12 @@ def save_web_page(path: Path | str, model: Model, cameras: Cameras, title: str =
     scene = {
         "arrays": [
             {"name": name, "format": format, "shape": list(texels.shape[:3]), "file": files.get(name)}
-            for name, format, texels in textures
+            for name, format, texels in fixed
         ],
+        "atlas": [
+            {"name": name, "format": format, "shape": list(texels.shape[:3])} for name, format, texels in refined
+        ],
+        "layers": [{"name": name, "file": files.get(name)} for name in list(stored)[len(fixed) :]],
         "c2w": first.c2w[0, :3].T.tolist(),
         "intrinsics": first.intrinsics[0].tolist(),
         "size": first.size(0),
@@ -161,10 +180,6 @@ def check_drawable(field: Field) -> None:
         raise ValueError(
             f"field must depend on position and direction alone for a web page, got one that needs {', '.join(needed)}"
         )
-    if field.warp is not None and not field.warp.op_arguments:
-        raise ValueError(
-            "field must not be in normalised device coordinates for a web page: train it with warp.ndc=false"
-        )
 
 
 @torch.no_grad()
@@ -192,13 +207,13 @@ def _deferred(model: Model, cameras: Cameras) -> RadianceField:
 class _PageField(Field):
     """The values that a page has, as the page interpolates them, with the box, the warp and the shading of a field."""
 
-    def __init__(self, field: RadianceField, bricks: Bricks, textures: list[_Texture]) -> None:
+    def __init__(self, field: RadianceField, bricks: Bricks, blocks: Tensor, atlas: Tensor, layers: int) -> None:
         self._field, self.warp, self.shade = field, field.warp, field.shade
-        self._lattice, self._blocks = bricks.aabb, bricks.blocks
+        self._lattice, self._blocks = bricks.aabb, blocks
         self._low, self._extent = (each[: field.decoder.emitted] for each in (bricks.low, bricks.extent))
-        stored = {texture.name: texture.texels for texture in textures}
-        values = [texels.half() for name, texels in stored.items() if name.startswith("values")]
-        self._atlas = torch.cat((stored["log_density"][..., None], *values), dim=-1)
+        rest = atlas[layers * BLOCK_VERTICES :]
+        shown = _resampled(_resampled(rest, BLOCK_VERTICES, _COARSE), _COARSE, BLOCK_VERTICES)
+        self._atlas = torch.cat((atlas[: layers * BLOCK_VERTICES], shown))
 
     @property
     def aabb(self) -> Tensor:
@@ -265,17 +280,14 @@ def _check_size(textures: list[_Texture], blocks: int) -> None:
         )
 
 
-def _textures(model: Model, field: RadianceField, bricks: Bricks) -> list[_Texture]:
-    """Returns all that the shader reads, in its names and formats."""
+def _textures(model: Model, field: RadianceField, bricks: Bricks, blocks: Tensor, atlas: Tensor) -> list[_Texture]:
+    """Returns all that the shader reads for the first picture, in its names and formats."""
+    coarse = _vertex_textures(_resampled(atlas, BLOCK_VERTICES, _COARSE))
     textures = [
         _Texture("cells", "R8UI", model.occupancy.empty_distance),
-        _Texture("blocks", "R32I", bricks.blocks),
-        _Texture("log_density", "R16F", bricks.log_density),
-        *(
-            _Texture(f"values{number}", "RGBA8", four.contiguous())
-            for number, four in enumerate(bricks.values.split(4, dim=-1))
-        ),
+        _Texture("blocks", "R32I", blocks),
         _Texture("weights", "RGBA32F", _packed_weights(field, bricks)),
+        *(texture._replace(name=f"coarse_{texture.name}") for texture in coarse),
     ]
     if model.environment is not None:
         # A column of the other side at each edge, between which and the next a browser interpolates.
@@ -284,7 +296,90 @@ def _textures(model: Model, field: RadianceField, bricks: Bricks) -> list[_Textu
         textures.append(_Texture("environment", "RGBA8", to_uint8(F.pad(colors, (0, 1), value=1.0))[None]))
     for texture in textures:
         check_finite_values(texture.name, texture.texels)
+    check_finite_values("log_density", atlas[..., 0])
     return textures
+
+
+def _vertex_textures(atlas: Tensor) -> list[_Texture]:
+    """Returns the textures of an atlas (X, Y, Z, 1 + V) of logarithms of densities and V values from 0 to 255."""
+    fours = enumerate(atlas[..., 1:].split(4, dim=-1))
+    values = [_Texture(f"values{number}", "RGBA8", four.round().to(torch.uint8)) for number, four in fours]
+    return [_Texture("log_density", "R16F", atlas[..., 0]), *values]
+
+
+def _compressed(fixed: list[_Texture], refined: list[_Texture], max_size: float | None) -> dict[str, bytes]:
+    """Returns the compressed data by name: what the first picture needs, then the layers of blocks that fit."""
+    stored = {name: zlib.compress(texels.cpu().numpy().tobytes()) for name, _, texels in fixed}
+    room = math.inf if max_size is None else 0.75 * max_size * 2**20 - _PAGE  # base64 makes four bytes of three
+    size = sum(map(len, stored.values()))
+    if size > room:
+        raise ValueError(f"max_size must be at least {(size + _PAGE) / 0.75 / 2**20:.2f} MiB, got {max_size:g}")
+    layers = len(refined[0].texels) // BLOCK_VERTICES
+    for layer in range(layers):
+        rows = slice(layer * BLOCK_VERTICES, (layer + 1) * BLOCK_VERTICES)
+        data = zlib.compress(b"".join(texels[rows].cpu().numpy().tobytes() for _, _, texels in refined))
+        size += len(data)
+        if size > room:
+            logger.info("%.0f %% of the blocks stay coarse, so that the page fits", 100 * (1 - layer / layers))
+            break
+        stored[f"layer{layer}"] = data
+    return stored
+
+
+def _by_pixels(bricks: Bricks, field: RadianceField, cameras: Cameras) -> Tensor:
+    """Returns the stored blocks (N,), first those that cover the most pixels of all images, as if none hid another."""
+    blocks = (bricks.blocks >= 0).nonzero()
+    edges = bricks.aabb.diff(dim=0)[0] / blocks.new_tensor(bricks.blocks.shape)
+    world, unit = bricks.aabb[0] + (blocks + 0.5) * edges, torch.ones(len(blocks), device=blocks.device)
+    if field.warp is not None:
+        world = field.warp.to_world(world)[0]
+        unit = field.warp.from_world(world)[1]
+    cameras = cameras.to(world.device)
+    across = unit / distance_to_nearest(cameras, world)
+    return (views_of_points(cameras, world) * across.square()).argsort(descending=True, stable=True)
+
+
+def _ordered(bricks: Bricks, order: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns where blocks are, (X, Y, Z) int32, in an atlas of all values that has them in another order, and it.
+
+    ``order`` (N,) are numbers of stored blocks. The atlas (8 A, 8 B, 8 C, 1 + V) float16 has logarithms of densities,
+    and values from 0 to 255.
+    """
+    atlas = torch.cat((bricks.log_density[..., None], bricks.values.half()), dim=-1)
+    exists, shape = bricks.blocks >= 0, [size // BLOCK_VERTICES for size in atlas.shape[:3]]
+    # In a layer, neighbours stay together, which compresses better.
+    order = torch.cat([layer.sort().values for layer in order.split(shape[1] * shape[2])])
+    places = bricks.blocks[exists]
+    sources = flat_indices(torch.stack([places >> shift & 1023 for shift in (20, 10, 0)], dim=-1).long(), shape)
+    x, y, z = cell_indices(torch.arange(len(order), device=order.device), shape)
+    blocks = bricks.blocks.clone()
+    blocks[exists] = places.scatter(0, order, (x << 20 | y << 10 | z).to(places))
+    rows = _as_blocks(atlas, BLOCK_VERTICES)
+    rows[: len(order)] = rows[sources[order]]
+    return blocks, _as_atlas(rows, shape)
+
+
+def _as_blocks(atlas: Tensor, side: int) -> Tensor:
+    """Returns the blocks of an atlas (A side, B side, C side, V) as (A B C, side, side, side, V)."""
+    (a, b, c), values = (size // side for size in atlas.shape[:3]), atlas.shape[-1]
+    rows = atlas.view(a, side, b, side, c, side, values).permute(0, 2, 4, 1, 3, 5, 6)
+    return rows.reshape(a * b * c, side, side, side, values)
+
+
+def _as_atlas(rows: Tensor, shape: Sequence[int]) -> Tensor:
+    """Returns the inverse of :func:`_as_blocks`, for a shape A, B, C."""
+    side = rows.shape[1]
+    atlas = rows.view(*shape, side, side, side, rows.shape[-1]).permute(0, 3, 1, 4, 2, 5, 6)
+    return atlas.reshape(*(side * size for size in shape), rows.shape[-1])
+
+
+def _resampled(atlas: Tensor, before: int, after: int) -> Tensor:
+    """Interpolates blocks of ``before`` vertices along each axis at ``after`` ones, between the same outermost ones."""
+    rows = [atlas.new_empty(0, after, after, after, atlas.shape[-1])]
+    for some in _as_blocks(atlas, before).split(_BLOCKS_AT_ONCE):
+        linear = F.interpolate(some.movedim(-1, 1).float(), (after,) * 3, mode="trilinear", align_corners=True)
+        rows.append(linear.movedim(1, -1).to(atlas))
+    return _as_atlas(torch.cat(rows), [size // before for size in atlas.shape[:3]])
 
 
 def _packed_weights(field: RadianceField, bricks: Bricks) -> Tensor:
@@ -321,6 +416,7 @@ def _constants(model: Model, field: RadianceField, bricks: Bricks) -> Iterator[s
         yield "#define ENVIRONMENT"
     counts = {
         "BLOCK_CELLS": BLOCK_CELLS,
+        "COARSE_CELLS": _COARSE - 1,
         "LAYERS": layers,
         "WIDTH": width,
         "COLUMNS": max(textures + BASES // 4, width),
@@ -337,6 +433,12 @@ def _constants(model: Model, field: RadianceField, bricks: Bricks) -> Iterator[s
         lists[name] = F.pad(values, (0, 4 * textures - len(values))).view(-1, 4)
     if field.warp is None:
         lists["BOX"] = field.grid.aabb
+    elif isinstance(field.warp, NdcBox):
+        (x0, y0), (x1, y1) = field.warp.window
+        yield "#define NDC"
+        vectors["NDC_CENTRE"] = [(x0 + x1) / 2, (y0 + y1) / 2]
+        lists["NDC_CAMERA"] = torch.tensor(field.warp.camera).T
+        numbers |= {"NEAR": field.warp.near, "FARTHEST": FARTHEST, "SLOPE": field.warp.slope, "REACH": field.warp.reach}
     else:
         *edges, ratio, count, pitch, near = field.warp.op_arguments
         unit = max(edges[3:])
@@ -360,8 +462,8 @@ def _encoded(data: bytes) -> Iterator[str]:
         yield base64.b64encode(data[first : first + _PART]).decode()
 
 
-def _write(path: Path, source: ExportSource) -> str:
-    save_web_page(path, source.model, source.training_cameras(), source.run.config.scene.name)
+def _write(path: Path, source: ExportSource, web_size: float | None = None) -> str:
+    save_web_page(path, source.model, source.training_cameras(), source.run.config.scene.name, web_size)
     return "a web page" if path.suffix == ".html" else "index.html"
 
 
@@ -370,5 +472,6 @@ WEB = ExportFormat(
     help="a web page that draws the field; needs the scene",
     opens="a browser",
     write=_write,
+    options=(Option("web_size", "at most so many MiB: blocks that few pixels show stay coarse", Positive, "MIB"),),
     check_source=lambda source: check_drawable(source.run.field),
 )

@@ -15,9 +15,9 @@ from voxelfield.grids.boxes import Box, parse_box
 from voxelfield.ops._packing import PackedSamples
 from voxelfield.warps.warp import Pose, Warp, Window
 
-# Depth, in depths of the near plane, beyond which there are no samples: within a thousandth of the grid's depth from
-# infinity, which is less than a voxel.
-_FARTHEST = 1000.0
+FARTHEST = 1000.0
+"""Depth, in depths of the near plane, beyond which there are no samples: within a thousandth of the grid's depth from
+infinity, which is less than a voxel."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class NdcBox(Warp):
     def warped_aabb(self) -> Box:
         """See :class:`Warp`."""
         (x0, y0), (x1, y1) = self.window
-        x, y = (x1 - x0) / 2 / self._slope, (y1 - y0) / 2 / self._slope
-        return parse_box(((-x, -y, 0.0), (x, y, self._reach)))
+        x, y = (x1 - x0) / 2 / self.slope, (y1 - y0) / 2 / self.slope
+        return parse_box(((-x, -y, 0.0), (x, y, self.reach)))
 
     @property
     def outermost(self) -> Box:
         """See :class:`Warp`."""
-        ends = product(*zip(*self.window, strict=True), (self.near, self.near * _FARTHEST))
+        ends = product(*zip(*self.window, strict=True), (self.near, self.near * FARTHEST))
         axes = list(zip(*(self._in_world(x * depth, y * depth, depth) for x, y, depth in ends), strict=True))
         return parse_box((tuple(map(min, axes)), tuple(map(max, axes))))
 
@@ -119,14 +119,14 @@ class NdcBox(Warp):
 
     def voxels_in_world(self, voxels: Sequence[float], number: int) -> Sequence[float]:
         """See :class:`Warp`. Returns a cube that is as wide as a voxel at the centre of the box."""
-        edge = min(voxels[:2]) * self._slope * self.depth_of_centre
+        edge = min(voxels[:2]) * self.slope * self.depth_of_centre
         return edge, edge, edge
 
     def from_world(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Warp`. The length of a unit is the one along the reference camera's optical axis."""
         depth = self._depth(points)
         warped = self._project(points)
-        seen = (depth >= self.near) & (depth <= self.near * _FARTHEST) & self._in_window(warped)
+        seen = (depth >= self.near) & (depth <= self.near * FARTHEST) & self._in_window(warped)
         warped = torch.where(seen[:, None], warped, warped.new_full((), math.inf))
         return warped, depth.clamp(min=self.near).square() / (self.near * self.warped_aabb[1][2])
 
@@ -147,7 +147,7 @@ class NdcBox(Warp):
         start, slope = self._depth(origins), -self._along(directions, 2)
         # Where a ray crosses the two planes between which samples lie. A ray parallel to them never does; it lies
         # between them or not, and dividing by zero gives infinities of the right signs.
-        at_near, at_far = ((depth - start) / slope for depth in (self.near, self.near * _FARTHEST))
+        at_near, at_far = ((depth - start) / slope for depth in (self.near, self.near * FARTHEST))
         begin = torch.maximum(near, torch.minimum(at_near, at_far))
         end = torch.minimum(far, torch.maximum(at_near, at_far))
         passes = end > begin  # False for NaN
@@ -178,7 +178,7 @@ class NdcBox(Warp):
         (x0, y0), (x1, y1) = self.window
         steepest = max(x0 * x0, x1 * x1) + max(y0 * y0, y1 * y1)
         nearest = max(1.0, float(((self.near - self._depth(origins)) / self.near).max()))
-        return float(angles.max()) * nearest * (1 + steepest) / self._slope
+        return float(angles.max()) * nearest * (1 + steepest) / self.slope
 
     @property
     def _numbers(self) -> list[float]:
@@ -187,15 +187,15 @@ class NdcBox(Warp):
         return [self.near, self.depth, *(number for row in rows for number in row)]
 
     @property
-    def _slope(self) -> float:
+    def slope(self) -> float:
         """Half the longer edge of the window: the unit of warped coordinates."""
         (x0, y0), (x1, y1) = self.window
         return max(x1 - x0, y1 - y0) / 2
 
     @property
-    def _reach(self) -> float:
+    def reach(self) -> float:
         """Position of the near plane along z, in warped coordinates."""
-        return self.depth / self._slope
+        return self.depth / self.slope
 
     def _along(self, vectors: Tensor, axis: int) -> Tensor:
         """Returns the components (M,) of world vectors along an axis of the reference camera."""
@@ -222,17 +222,17 @@ class NdcBox(Warp):
         away = self._from_camera(points)
         depth = (-self._along(away, 2)).clamp(min=self.near)
         (x0, y0), (x1, y1) = self.window
-        x = (self._along(away, 0) / depth - (x0 + x1) / 2) / self._slope
-        y = (self._along(away, 1) / depth - (y0 + y1) / 2) / self._slope
-        return torch.stack((x, y, self._reach * self.near / depth), dim=-1)
+        x = (self._along(away, 0) / depth - (x0 + x1) / 2) / self.slope
+        y = (self._along(away, 1) / depth - (y0 + y1) / 2) / self.slope
+        return torch.stack((x, y, self.reach * self.near / depth), dim=-1)
 
     def _unproject(self, warped: Tensor) -> Tensor:
         """Maps positions (M, 3) in warped coordinates to the world, at depths from the near plane to the farthest."""
         x, y, z = warped.unbind(-1)
-        depth = (self._reach * self.near / z.clamp(min=self._reach / _FARTHEST)).clamp(min=self.near)
+        depth = (self.reach * self.near / z.clamp(min=self.reach / FARTHEST)).clamp(min=self.near)
         (x0, y0), (x1, y1) = self.window
-        across = (x * self._slope + (x0 + x1) / 2) * depth
-        up = (y * self._slope + (y0 + y1) / 2) * depth
+        across = (x * self.slope + (x0 + x1) / 2) * depth
+        up = (y * self.slope + (y0 + y1) / 2) * depth
         rows = [right * across + high * up - back * depth + at for right, high, back, at in self.camera]
         return torch.stack(rows, dim=-1)
 

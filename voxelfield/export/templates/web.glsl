@@ -2,7 +2,9 @@
 // written above by web_page.py. Axes of textures are reversed: z varies fastest in memory.
 uniform usampler3D cells;   // distances to occupied cells
 uniform isampler3D blocks;  // where each block is in the atlas, 10 bits per axis; -1 if not stored
-uniform sampler3D log_density, values0, values1, values2, values3;  // the atlas
+uniform sampler3D log_density, values0, values1, values2, values3;  // the atlas, layers of which are there already
+uniform sampler3D coarse_log_density, coarse_values0, coarse_values1, coarse_values2, coarse_values3;
+uniform int layers;
 uniform sampler3D weights;  // a row of each matrix per row of texels
 #ifdef ENVIRONMENT
 uniform sampler3D environment;  // a panorama, with one more column at each edge
@@ -23,8 +25,8 @@ vec4 sums[TEXTURES];
 
 bool stopped() { return exp(-depth_of_all) < MIN_TRANSMITTANCE; }
 
-// Maps a point to texture coordinates of the atlas. Returns false if its block is not stored.
-bool place(vec3 point, out vec3 placed) {
+// Maps a point to texture coordinates of the atlas, or of the coarse one. Returns false if its block is not stored.
+bool place(vec3 point, out vec3 placed, out bool fine) {
   ivec3 count = textureSize(blocks, 0).zyx;
   vec3 voxels = vec3(BLOCK_CELLS * count);
   vec3 u = clamp((point - LATTICE[0]) / (LATTICE[1] - LATTICE[0]) * voxels, vec3(0.0), voxels);
@@ -33,25 +35,30 @@ bool place(vec3 point, out vec3 placed) {
   int found = texelFetch(blocks, block.zyx, 0).r;
   if (found < 0) return false;
   ivec3 number = ivec3(found >> 20, found >> 10, found) & 1023;
-  vec3 vertex = vec3((BLOCK_CELLS + 1) * number) + within;
-  placed = (vertex.zyx + 0.5) / vec3(textureSize(log_density, 0));
+  fine = number.x < layers;
+  int cells_along = fine ? BLOCK_CELLS : COARSE_CELLS;
+  vec3 vertex = vec3((cells_along + 1) * number) + within * float(cells_along) / float(BLOCK_CELLS);
+  placed = (vertex.zyx + 0.5) / vec3(fine ? textureSize(log_density, 0) : textureSize(coarse_log_density, 0));
   return true;
 }
 
+#define READ(name, coarse) (fine ? textureLod(name, at, 0.0) : textureLod(coarse, at, 0.0))
+
 void add_sample(vec3 point) {
   vec3 at;
-  if (!place(point, at)) return;
-  float thickness = exp(textureLod(log_density, at, 0.0).r) * STEP;
+  bool fine;
+  if (!place(point, at, fine)) return;
+  float thickness = exp(READ(log_density, coarse_log_density).r) * STEP;
   float alpha = 1.0 - exp(-thickness);
   if (exp(-depth_of_all) * alpha > MIN_WEIGHT) {
     float weight = exp(-depth_of_kept) * alpha;
     depth_of_kept += thickness;
     opacity += weight;
-    sums[0] += weight * textureLod(values0, at, 0.0);
-    sums[1] += weight * textureLod(values1, at, 0.0);
+    sums[0] += weight * READ(values0, coarse_values0);
+    sums[1] += weight * READ(values1, coarse_values1);
 #if TEXTURES == 4
-    sums[2] += weight * textureLod(values2, at, 0.0);
-    sums[3] += weight * textureLod(values3, at, 0.0);
+    sums[2] += weight * READ(values2, coarse_values2);
+    sums[3] += weight * READ(values3, coarse_values3);
 #endif
   }
   depth_of_all += thickness;
@@ -129,6 +136,27 @@ void march_pieces(vec3 origin, vec3 direction) {
 }
 #endif
 
+#ifdef NDC
+// Maps a point to normalised device coordinates, see the class NdcBox.
+vec3 project(vec3 point) {
+  vec3 away = point - NDC_CAMERA[3];
+  float depth = max(-dot(NDC_CAMERA[2], away), NEAR);
+  vec2 across = vec2(dot(NDC_CAMERA[0], away), dot(NDC_CAMERA[1], away)) / depth - NDC_CENTRE;
+  return vec3(across / SLOPE, REACH * NEAR / depth);
+}
+
+// Marches along a ray from the near plane to the farthest depth, between which it stays straight.
+void march_projected(vec3 origin, vec3 direction) {
+  float start = -dot(NDC_CAMERA[2], origin - NDC_CAMERA[3]), slope = -dot(NDC_CAMERA[2], direction);
+  slope = abs(slope) < 1e-7 ? 1e-7 : slope;
+  float a = (NEAR - start) / slope, b = (NEAR * FARTHEST - start) / slope;
+  float begin = max(min(a, b), 0.0), end = max(a, b);
+  if (!(end > begin)) return;
+  vec3 first = project(origin + begin * direction), whole = project(origin + end * direction) - first;
+  march(first, whole / length(whole), 0.0, length(whole));
+}
+#endif
+
 // Returns four columns of four rows, of which a row vector is multiplied with each.
 mat4 rows_of_weights(int column, int row) {
   return mat4(texelFetch(weights, ivec3(column, row, 0), 0), texelFetch(weights, ivec3(column, row + 1, 0), 0),
@@ -196,6 +224,8 @@ void main() {
   for (int i = 0; i < TEXTURES; ++i) sums[i] = vec4(0.0);
 #ifdef NESTED_BOXES
   march_pieces(origin, direction);
+#elif defined(NDC)
+  march_projected(origin, direction);
 #else
   vec2 inside = crossing(origin, direction, BOX[0], BOX[1]);
   march(origin, direction, max(inside.x, 0.0), inside.y);

@@ -12,6 +12,8 @@ const FORMATS = {
   RGBA32F: ["RGBA", "FLOAT", Float32Array],
 };
 const INTERPOLATED = ["R16F", "RGBA8"];
+const SIDE = 8; // vertices of a block along each axis
+const MOBILE = 2 ** 28; // bytes of blocks for which phones and tablets have room; the others stay coarse
 const VERTEX_SHADER = `#version 300 es
 void main() { gl_Position = vec4(vec2(gl_VertexID % 2, gl_VertexID / 2) * 4.0 - 1.0, 0.0, 1.0); }`;
 const PRECISIONS = ["float", "int", "sampler3D", "isampler3D", "usampler3D"].map((type) => `precision highp ${type};\n`);
@@ -23,21 +25,35 @@ let uniforms = null;
 
 // Decodes base64; fetching data: addresses would take five times as long.
 function decode(text) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
   const characters = atob(text);
   const bytes = new Uint8Array(characters.length);
   for (let i = 0; i < bytes.length; ++i) bytes[i] = characters.charCodeAt(i);
   return bytes;
 }
 
+const wait = (milliseconds) => new Promise((resume) => setTimeout(resume, milliseconds));
+
+// Returns the next part of an array in the page, null after the last one. The page may still be arriving: a part is
+// complete once something follows it.
+async function nextPart(name) {
+  for (;;) {
+    const part = document.querySelector("script[data-array]");
+    if (part && part.dataset.array !== name) return null;
+    if ((part && part.nextElementSibling) || document.readyState !== "loading") return part;
+    await wait(20);
+  }
+}
+
 // Returns the content of an array, which is in a file beside the page or in parts in the page, compressed by zlib.
-async function load(name, file) {
+async function load({ name, file }) {
   const blobs = [];
-  for (const part of document.querySelectorAll(`script[data-array="${name}"]`)) {
+  for (let part; !file && (part = await nextPart(name)); ) {
     const bytes = decode(part.textContent);
     blobs.push(new Blob([bytes]));
     bar.value += bytes.length;
     part.remove();
-    await new Promise((resume) => setTimeout(resume)); // so that the bar is drawn
+    await wait(0); // so that the bar is drawn
   }
   if (file) {
     const response = await fetch(file);
@@ -52,18 +68,26 @@ async function load(name, file) {
   return new Response(stream).arrayBuffer();
 }
 
-async function addTexture(unit, { name, format, shape, file }) {
-  const [layout, type, View] = FORMATS[format];
+function addTexture(unit, { name, format, shape }) {
   const [depth, height, width] = shape;
   const filter = INTERPOLATED.includes(format) ? gl.LINEAR : gl.NEAREST;
-  const data = new View(await load(name, file));
   gl.activeTexture(gl.TEXTURE0 + unit);
   gl.bindTexture(gl.TEXTURE_3D, gl.createTexture());
   for (const key of ["MIN", "MAG"]) gl.texParameteri(gl.TEXTURE_3D, gl[`TEXTURE_${key}_FILTER`], filter);
   for (const key of ["S", "T", "R"]) gl.texParameteri(gl.TEXTURE_3D, gl[`TEXTURE_WRAP_${key}`], gl.CLAMP_TO_EDGE);
   gl.texStorage3D(gl.TEXTURE_3D, 1, gl[format], width, height, depth);
-  gl.texSubImage3D(gl.TEXTURE_3D, 0, 0, 0, 0, width, height, depth, gl[layout], gl[type], data);
   gl.uniform1i(uniforms(name), unit);
+}
+
+// Fills a texture from a depth on with data that begin at a byte; returns the byte after the last one.
+function fill(unit, { format, shape }, first, depth, data, start) {
+  const [layout, type, View] = FORMATS[format];
+  const [, height, width] = shape;
+  const length = depth * height * width * (layout === "RGBA" ? 4 : 1);
+  gl.activeTexture(gl.TEXTURE0 + unit);
+  const texels = new View(data, start, length);
+  gl.texSubImage3D(gl.TEXTURE_3D, 0, 0, 0, first, width, height, depth, gl[layout], gl[type], texels);
+  return start + texels.byteLength;
 }
 
 function useProgram() {
@@ -82,16 +106,40 @@ function useProgram() {
   uniforms = (name) => gl.getUniformLocation(program, name);
 }
 
+function keepWhatFits() {
+  const [, height, width] = scene.atlas[0].shape;
+  const bytes = SIDE * height * width * (4 * scene.atlas.length - 2); // of a layer: densities have two
+  if (matchMedia("(pointer: coarse)").matches) scene.layers.splice(Math.floor(MOBILE / bytes));
+  for (const array of scene.atlas) array.shape[0] = SIDE * Math.max(scene.layers.length, 1);
+}
+
 async function prepare() {
   if (!gl) throw new Error("This page needs WebGL2, which the browser does not offer.");
+  keepWhatFits();
   const limit = gl.getParameter(gl.MAX_3D_TEXTURE_SIZE);
-  const longest = Math.max(...scene.arrays.flatMap((array) => array.shape));
+  const textures = [...scene.arrays, ...scene.atlas];
+  const longest = Math.max(...textures.flatMap((array) => array.shape));
   if (longest > limit) throw new Error(`Needs 3D textures ${longest} long; this browser has at most ${limit}.`);
   useProgram();
   bar.max = scene.bytes;
   gl.pixelStorei(gl.UNPACK_ALIGNMENT, 1);
-  for (const [unit, array] of scene.arrays.entries()) await addTexture(unit, array);
+  for (const [unit, array] of textures.entries()) addTexture(unit, array);
   if (gl.getError() === gl.OUT_OF_MEMORY) throw new Error("The graphics memory is too small for this scene.");
+  for (const [unit, array] of scene.arrays.entries()) fill(unit, array, 0, array.shape[0], await load(array), 0);
+}
+
+// Replaces coarse blocks, layer by layer.
+async function refine() {
+  for (const [number, layer] of scene.layers.entries()) {
+    const data = await load(layer);
+    let start = 0;
+    for (const [index, array] of scene.atlas.entries()) {
+      start = fill(scene.arrays.length + index, array, number * SIDE, SIDE, data, start);
+    }
+    gl.uniform1i(uniforms("layers"), number + 1);
+    sharp = false;
+  }
+  window.stop(); // the download of what a phone has no room for
 }
 
 // Draws the image of a camera: c2w as right, up, backward and position, one after the other; fx, fy, cx and cy.
@@ -248,7 +296,7 @@ const SLOW = 1 / 20;
 const FAST = 1 / 45;
 const PAUSE = 200; // milliseconds
 const LEAST = 0.15; // of the pixels along each side
-let share = 1;
+let share = turning ? LEAST : 1; // the first picture comes at once, and a turn soon has as many as it can
 let sharp = false;
 let moved = 0;
 let previous = 0;
@@ -295,9 +343,10 @@ async function start() {
     await prepare();
     reset();
     message.textContent = "";
-    bar.remove();
     canvas.focus();
     requestAnimationFrame(frame);
+    await refine();
+    bar.remove();
   } catch (error) {
     bar.remove();
     const alone = location.protocol === "file:" && error instanceof TypeError;
