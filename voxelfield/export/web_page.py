@@ -446,7 +446,7 @@ def _constants(model: Model, field: RadianceField, bricks: Bricks) -> Iterator[s
         numbers |= {"UNIT": unit, "RATIO": ratio, "PITCH": pitch, "NEAR": near / unit}
         vectors |= {"CENTRE": edges[:3], "HALF_EDGES": [edge / unit for edge in edges[3:]]}
     yield from (f"const float {name} = {float(value)!r};" for name, value in numbers.items())
-    yield from (f"const vec3 {name} = {_vector(values)};" for name, values in vectors.items())
+    yield from (f"const vec{len(values)} {name} = {_vector(values)};" for name, values in vectors.items())
     for name, rows in lists.items():
         kind = f"vec{rows.shape[1]}[{len(rows)}]"
         yield f"const {kind} {name} = {kind}({', '.join(map(_vector, rows.tolist()))});"
