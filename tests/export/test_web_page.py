@@ -215,7 +215,7 @@ def test_a_page_of_a_given_size_refines_the_blocks_that_cover_the_most_pixels(tm
     whole = stored_arrays(tmp_path)
     sizes = {name: len(zlib.compress(data)) for name, data in whole.items()}
     few = sum(size for name, size in sizes.items() if not name.startswith("layer"))
-    save_web_page(page, model, CAMERAS, max_size=4 / 3 * (few + sizes["layer0"] + 1) / 2**20)
+    save_web_page(page, model, CAMERAS, web_size=4 / 3 * (few + sizes["layer0"] + 1) / 2**20)
     limited = stored_arrays(tmp_path)
     assert limited == {name: data for name, data in whole.items() if name == "layer0" or not name.startswith("layer")}
     assert re.search(r"\d+ % of the blocks stay coarse", caplog.text)
@@ -230,8 +230,8 @@ def test_a_page_of_a_given_size_refines_the_blocks_that_cover_the_most_pixels(tm
     changes = compared[1].density(centres) / compared[0].density(centres) - 1
     assert torch.equal(changes == 0, refined)
     assert 0.02 < changes[~refined].abs().mean() < 0.5
-    with pytest.raises(ValueError, match=r"max_size must be at least 0\.\d\d MiB, got 0\.0001"):
-        save_web_page(page, model, CAMERAS, max_size=0.0001)
+    with pytest.raises(ValueError, match=r"web_size must be at least 0\.\d\d MiB, got 0\.0001"):
+        save_web_page(page, model, CAMERAS, web_size=0.0001)
 
 
 def test_a_page_replaces_only_another_page(tmp_path):

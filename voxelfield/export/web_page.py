@@ -68,7 +68,7 @@ class _Texture(NamedTuple):
 
 
 def save_web_page(
-    path: Path | str, model: Model, cameras: Cameras, title: str = "voxelfield", max_size: float | None = None
+    path: Path | str, model: Model, cameras: Cameras, title: str = "voxelfield", web_size: float | None = None
 ) -> None:
     """Writes a page that draws a field in a browser and lets one move through it.
 
@@ -87,11 +87,11 @@ def save_web_page(
             :attr:`voxelfield.Model.centre`.
         cameras: Cameras on any device; the first is where the page starts, and all of them determine the up direction.
         title: Title of the page.
-        max_size: Largest size of the page in MiB: the last blocks stay coarse; None: all are refined.
+        web_size: Largest size of the page in MiB: the last blocks stay coarse; None: all are refined.
 
     Raises:
         ValueError: The field is one that :func:`check_drawable` rejects or is too large for a browser, there are no
-            cameras, the path is one page and data would be beside it, or the coarse blocks exceed ``max_size``.
+            cameras, the path is one page and data would be beside it, or the coarse blocks exceed ``web_size``.
         FloatingPointError: A density, feature or weight is not finite.
         FileExistsError: There is an ``index.html``, or a file of data beside it, that voxelfield has not written.
         OSError: A file cannot be written.
@@ -106,7 +106,7 @@ def save_web_page(
     blocks, atlas = _ordered(bricks, _by_pixels(bricks, field, cameras))
     fixed, refined = _textures(model, field, bricks, blocks, atlas), _vertex_textures(atlas)
     _check_size([*fixed, *refined], int((blocks >= 0).sum()))
-    stored = _compressed(fixed, refined, max_size)
+    stored = _compressed(fixed, refined, web_size)
     layers = len(stored) - len(fixed)
     _compare(model, _PageField(field, bricks, blocks, atlas, layers), cameras)
     beside = sum(map(len, stored.values())) > MAX_INLINE
@@ -307,13 +307,13 @@ def _vertex_textures(atlas: Tensor) -> list[_Texture]:
     return [_Texture("log_density", "R16F", atlas[..., 0]), *values]
 
 
-def _compressed(fixed: list[_Texture], refined: list[_Texture], max_size: float | None) -> dict[str, bytes]:
+def _compressed(fixed: list[_Texture], refined: list[_Texture], web_size: float | None) -> dict[str, bytes]:
     """Returns the compressed data by name: what the first picture needs, then the layers of blocks that fit."""
     stored = {name: zlib.compress(texels.cpu().numpy().tobytes()) for name, _, texels in fixed}
-    room = math.inf if max_size is None else 0.75 * max_size * 2**20 - _PAGE  # base64 makes four bytes of three
+    room = math.inf if web_size is None else 0.75 * web_size * 2**20 - _PAGE  # base64 makes four bytes of three
     size = sum(map(len, stored.values()))
     if size > room:
-        raise ValueError(f"max_size must be at least {(size + _PAGE) / 0.75 / 2**20:.2f} MiB, got {max_size:g}")
+        raise ValueError(f"web_size must be at least {(size + _PAGE) / 0.75 / 2**20:.2f} MiB, got {web_size:g}")
     layers = len(refined[0].texels) // BLOCK_VERTICES
     for layer in range(layers):
         rows = slice(layer * BLOCK_VERTICES, (layer + 1) * BLOCK_VERTICES)
