@@ -635,7 +635,10 @@ SPACE = {
         call=render_baked_image,
         make=lambda n: (
             of_image(n)
-            | {"log_density": torch.zeros(8, 8, 8).half(), "values": torch.zeros(8, 8, 8, 8, dtype=torch.uint8)}
+            | {"density": torch.zeros(8, 8, 8, dtype=torch.uint8), "log_low": 0.0, "log_step": 0.1}
+            | {"values": torch.zeros(512, 4, dtype=torch.uint8), "first": torch.zeros(1, dtype=torch.int32)}
+            | {"side": torch.full((1,), 8, dtype=torch.uint8), "ranges": torch.zeros(1, 2, 8, dtype=torch.uint8)}
+            | {"low": torch.zeros(8), "extent": torch.ones(8), "background": torch.ones(3), "degree": 0}
             | {"blocks": torch.zeros(1, 1, 1, dtype=torch.int32), "aabb": BOX, "clip": BOX, "step": 0.1}
         ),
         reference="tests/rendering/test_baked.py",

@@ -191,8 +191,14 @@ def run_sparse_grids():
     shading = {"color_weights": networks[1], "degree": 3, "background": background}
     render_pyramid_image(*camera, cells, aabb, **whole, **shading, step=0.05, density_initial=1.0)
     for width in (8, 16):
-        values = torch.zeros(*atlas.shape[:3], width, device=device, dtype=torch.uint8)
-        stored = {"log_density": atlas[..., 0].half(), "values": values, "blocks": sparse.blocks, "aabb": aabb}
+        number = atlas[..., 0].numel() // 512
+        values = torch.zeros(512 * number, width // 2, device=device, dtype=torch.uint8)
+        first = 512 * torch.arange(number, device=device, dtype=torch.int32)
+        side = torch.full((number,), 8, device=device, dtype=torch.uint8)
+        stored = {"density": atlas[..., 0].abs().to(torch.uint8), "log_low": -2.0, "log_step": 0.1, "values": values}
+        stored |= {"first": first, "side": side, "low": torch.zeros(width, device=device), "blocks": sparse.blocks}
+        stored |= {"ranges": torch.zeros(number, 2, width, device=device, dtype=torch.uint8), "aabb": aabb}
+        stored |= {"extent": torch.ones(width, device=device), "background": background, "degree": 3}
         render_baked_image(*camera, cells, aabb, **stored, clip=aabb, step=0.05)
 
 

@@ -258,11 +258,12 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   m.def("render_pyramid_image(" CAMERA ", Tensor background, " CELLS ", " PYRAMID
         ", Tensor[] color_weights, float step, float density_initial, int degree, float min_transmittance, float "
         "min_weight, float[] boxes) -> (Tensor, Tensor, Tensor)");
-  // Sums what a baked field stores over the samples of every pixel's ray: values (H, W, 8 or 16), opacity and mean
-  // depth. The last result is the rays' directions.
+  // Sums what a baked field stores over the samples of every pixel's ray: the image of diffuse colours over a
+  // background, opacity and mean depth, and the inputs of the colour network (H W, 24 or 32).
   m.def("render_baked_image(" CAMERA ", " CELLS
-        ", Tensor log_density, Tensor values, Tensor blocks, Tensor aabb, Tensor? clip, float step, float "
-        "min_transmittance, float min_weight, float[] boxes) -> (Tensor, Tensor, Tensor, Tensor)");
+        ", Tensor density, float log_low, float log_step, Tensor values, Tensor first, Tensor side, Tensor ranges, "
+        "Tensor low, Tensor extent, Tensor blocks, Tensor aabb, Tensor? clip, Tensor background, int degree, float "
+        "step, float min_transmittance, float min_weight, float[] boxes) -> (Tensor, Tensor, Tensor, Tensor)");
   // Whether render_pyramid_image can run on the device of `like`, for hidden layers of a given width.
   m.def("pyramid_image_fits(Tensor like, int width) -> bool");
 }

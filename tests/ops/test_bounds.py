@@ -323,7 +323,7 @@ def make_walk(device, rays):
 FREE = {("append_view", "directions"), ("pixel_rays", "index")}
 FREE |= {(op, "occupied") for op in ("pack_occupancy", "empty_distance")}
 FREE |= {(op, "ray_offsets") for op in ("count_visible_samples", "ray_light", "ray_light_backward", "composite")}
-FREE |= {("render_baked_image", "blocks")}
+FREE |= {("render_baked_image", "blocks"), ("render_baked_image", "values")}
 FREE |= {("sum_along_rays", "values"), ("sum_along_rays", "ray_offsets"), ("scan_along_rays", "ray_offsets")}
 FREE |= {("color_error", "truth"), ("color_error_backward", "truth")}
 FREE |= {("color_error", "rays_kept"), ("color_error_backward", "rays_kept"), ("color_error_backward", "grad")}
