@@ -16,10 +16,13 @@ from voxelfield.fields.decoders import DeferredMLPDecoder, FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import Field, RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
+from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.ops._internal.stencil import atlas_coordinates
 from voxelfield.rendering import bricks as storing
 from voxelfield.rendering.bricks import Bricks, bake, can_bake, stored_bytes
 from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.warps.nested_boxes import NestedBoxes
+from voxelfield.warps.warp import nested_box_args
 
 # The colour network computes in float16 on CUDA.
 TOLERANCE = {"cpu": 1e-4, "cuda": 5e-3}
@@ -103,6 +106,43 @@ def test_images_are_those_of_what_is_stored(device, monkeypatch, warp, geometry,
             torch.testing.assert_close(
                 getattr(own, name), getattr(other, name), atol=TOLERANCE[device.type], rtol=TOLERANCE[device.type]
             )
+
+
+@pytest.mark.slow
+@pytest.mark.cuda
+def test_kernels_agree_on_as_many_blocks_as_a_place_has():
+    # A capture of a place has over a million blocks. Offsets that overflow or leave a tensor show in no smaller one.
+    warp, device = NestedBoxes(BOX, 8, near=0.1), torch.device("cuda")
+    lattice = SparseGrid([7 * count for count in (1000, 138, 138)], 1, warp.warped_aabb, device=device)
+    lattice.allocate(torch.rand(lattice.exists.shape, device=device) < 0.08, lattice.aabb)
+    assert lattice.count > 1_500_000
+    atlas = lattice.features.shape[:3]
+    side = torch.randint(2, 6, (atlas.numel() // 512,), dtype=torch.uint8, device=device)
+    rows = side.long() ** 3
+    scene = {
+        "density": torch.randint(0, 160, atlas, dtype=torch.uint8, device=device),
+        "values": torch.randint(0, 256, (int(rows.sum()) + storing._MARGIN, 8), dtype=torch.uint8, device=device),
+        "first": (rows.cumsum(0) - rows).to(torch.int32),
+        "side": side,
+        "ranges": torch.randint(0, 256, (len(side), 2, 16), dtype=torch.uint8, device=device),
+        "low": torch.zeros(16, device=device),
+        "extent": torch.ones(16, device=device),
+        "blocks": lattice.blocks,
+        "aabb": lattice.aabb,
+        "background": torch.ones(3, device=device),
+        "aabb_occupancy": lattice.aabb,
+        "occupied": torch.ones(64, 16, 16, dtype=torch.bool, device=device),
+    }
+    assert scene["values"].nbytes + scene["density"].nbytes > 2**30
+    camera = {"c2w": look_at(device).c2w[1], "intrinsics": torch.tensor([600.0, 600, 400, 266], device=device)}
+    rest = {"width": 800, "height": 533, "degree": 2, "step": 0.01, "log_low": -8.0, "log_step": 0.08}
+    rest["boxes"] = nested_box_args(warp)
+    drawn = render_baked_image(**camera, **scene, **rest)
+    expected = render_baked_image(**{name: x.cpu() for name, x in (camera | scene).items()}, **rest)
+    assert 0.2 < expected[1].mean() < 0.99, "the test shows nothing"
+    for own, other in zip(drawn[:3], expected[:3], strict=True):
+        # Rounding moves a sample into another block now and then, whose values have nothing to do with its own.
+        assert ((own.cpu() - other).abs() > 0.01).float().mean() < 0.02
 
 
 @warped

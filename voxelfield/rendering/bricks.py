@@ -27,7 +27,7 @@ PER_VOXEL = 2
 network instead of before it, so one for each voxel would round off detail that the network makes of a single voxel."""
 
 # Blocks of 512 vertices that are evaluated at once.
-_BLOCKS_AT_ONCE = 1 << 10
+_BLOCKS_AT_ONCE = 1 << 12
 # The ranges of features are taken from at most this many blocks, and only from vertices whose opacity over a step of
 # the lattice exceeds this. Diffuse colours lie between 0 and 1.
 _RANGE_BLOCKS, _RANGE_OPACITY = 1 << 14, 1e-3
@@ -40,7 +40,7 @@ _EMPTY = -25.0  # the logarithm for densities of zero
 _CORRECTION = 1 / 20
 # The numbers of vertices with values, along each axis of a block, and the squared error that one of them must save: in
 # steps of 8 bits, weighted by how visible it is, and that of a diffuse colour counted so many times.
-_SIDES, _ERROR, _DIFFUSE = (2, 3, 4, 5, 6, BLOCK_VERTICES), 100.0, 4.0
+_SIDES, _ERROR, _DIFFUSE = (2, 3, 4, 5, 6, BLOCK_VERTICES), 25.0, 4.0
 # Rows behind all values, so that a kernel may read the eight vertices around any.
 _MARGIN = (BLOCK_VERTICES + 1) * BLOCK_VERTICES + 2
 # The numbers of values of a vertex that the renderer reads.
