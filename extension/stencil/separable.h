@@ -101,11 +101,8 @@ inline VOXELFIELD_OUT_OF_LINE int32_t folded_vertex(int32_t index, int32_t size,
 template <typename T>
 VOXELFIELD_OUT_OF_LINE Reflected<T> folded_coordinate(T u, T end, bool reflects, bool aligned) {
   if (!reflects) return {wrap(u, end + T(1)), false};
-  const T low = aligned ? T(0) : T(-0.5), span = end - T(2) * low;
-  if (!(span > T(0))) return {low, false};
-  const T phase = wrap(u - low, T(2) * span);
-  const bool back = phase > span;
-  return {low + (back ? T(2) * span - phase : phase), back};
+  const T low = aligned ? T(0) : T(-0.5);
+  return reflect(u, low, end - low);
 }
 
 // Finds the vertices that a point uses in one of several grids of the same size.
@@ -173,9 +170,8 @@ struct SeparableLocator {
   }
 
   VOXELFIELD_HOST_DEVICE int32_t replaced(int axis, int32_t vertex, Padding padding) const {
-    const int32_t size = resolution[axis];
-    if (vertex >= 0 && vertex < size) return vertex;
-    if (padding == Padding::kBorder || padding == Padding::kZeros) return vertex < 0 ? 0 : size - 1;
+    const int32_t size = resolution[axis], upper = vertex > 0 ? vertex : 0, inside = upper < size ? upper : size - 1;
+    if (inside == vertex || padding == Padding::kBorder || padding == Padding::kZeros) return inside;
     return folded_vertex(vertex, size, padding == Padding::kReflection, align_corners);
   }
 
@@ -287,49 +283,47 @@ VOXELFIELD_HOST_DEVICE Jet<V, D> interpolate(const Taps<T, D, K, kLast>& taps, c
   return sum_axis<kOrder, 0, V, D, K, kLast>(taps, taps.origin, load);
 }
 
-// The derivative of <value, S> with respect to the point, where S has kSets results: the interpolant, and with all sets
-// also its derivatives along the coordinates of the point. `add(coordinate, set, derivative)` receives every part of
-// it.
-template <int kSets, typename V, int D, typename Locator, typename Add>
-VOXELFIELD_HOST_DEVICE void for_each_slope(const Jet<V, D>& jet, const Locator& locator, const Add& add) {
-  VOXELFIELD_UNROLL
-  for (int a = 0; a < D; ++a) {
-    add(locator.coordinate(a), 0, jet.slope[a]);
-    if constexpr (kSets > 1) {
-      VOXELFIELD_UNROLL
-      for (int b = 0; b < D; ++b)
-        add(locator.coordinate(a), 1 + locator.coordinate(b), jet.bend[a < b ? a : b][a < b ? b : a]);
-    }
-  }
+// A set of results is the interpolant, or one of its derivatives along the axes. Returns its value, and its derivative
+// along an axis.
+template <typename V, int D>
+VOXELFIELD_HOST_DEVICE V& value_of(Jet<V, D>& jet, int set) {
+  return set == 0 ? jet.value : jet.slope[set > 0 ? set - 1 : 0];
+}
+
+template <typename V, int D>
+VOXELFIELD_HOST_DEVICE const V& slope_of(const Jet<V, D>& jet, int set, int axis) {
+  const int other = set > 0 ? set - 1 : 0;
+  return set == 0 ? jet.slope[axis] : jet.bend[axis < other ? axis : other][axis < other ? other : axis];
 }
 
 // What a point gives to its vertices: `put(offset, V)` receives for each vertex the sum over the sets of the weights
 // times `values`, which are in the order of the axes.
-template <int kSets, int kAxis, typename V, typename T, int D, int K, int kLast, typename Put>
-VOXELFIELD_HOST_DEVICE void distribute(const Taps<T, D, K, kLast>& taps, int64_t offset, const V (&values)[kSets],
-                                       const Put& put);
+template <int kSets, int kAxis, int D, int K, int kLast, typename V, typename TapsT, typename Offset, typename Put>
+VOXELFIELD_HOST_DEVICE void distribute(const TapsT& taps, Offset offset, const V (&values)[kSets], const Put& put);
 
-template <int kSets, int kAxis, typename V, typename T, int D, int K, int kLast, typename Put>
-VOXELFIELD_HOST_DEVICE void distribute_tap(const Taps<T, D, K, kLast>& taps, int k, int64_t offset,
-                                           const V (&values)[kSets], const Put& put) {
+template <int kSets, int kAxis, int D, int K, int kLast, typename V, typename TapsT, typename Offset, typename Put>
+VOXELFIELD_HOST_DEVICE void distribute_tap(const TapsT& taps, int k, Offset offset, const V (&values)[kSets],
+                                           const Put& put) {
   V along[kSets] = {};
-  add_product(along[0], taps.weight[kAxis][0][k], values[0]);
+  const auto weight = taps.weight_of(kAxis, 0, k);
+  add_product(along[0], weight, values[0]);
   if constexpr (kSets > 1) {
-    add_product(along[0], taps.weight[kAxis][1][k], values[1 + kAxis]);
+    add_product(along[0], taps.weight_of(kAxis, 1, k), values[1 + kAxis]);
     VOXELFIELD_UNROLL
-    for (int a = kAxis + 1; a < D; ++a) add_product(along[1 + a], taps.weight[kAxis][0][k], values[1 + a]);
+    for (int a = kAxis + 1; a < D; ++a) add_product(along[1 + a], weight, values[1 + a]);
   }
-  distribute<kSets, kAxis + 1>(taps, offset + taps.offset[kAxis][k], along, put);
+  distribute<kSets, kAxis + 1, D, K, kLast>(taps, static_cast<Offset>(offset + taps.offset_of(kAxis, k)), along, put);
 }
 
-template <int kSets, int kAxis, typename V, typename T, int D, int K, int kLast, typename Put>
-VOXELFIELD_HOST_DEVICE void distribute(const Taps<T, D, K, kLast>& taps, int64_t offset, const V (&values)[kSets],
-                                       const Put& put) {
+template <int kSets, int kAxis, int D, int K, int kLast, typename V, typename TapsT, typename Offset, typename Put>
+VOXELFIELD_HOST_DEVICE void distribute(const TapsT& taps, Offset offset, const V (&values)[kSets], const Put& put) {
   if constexpr (kAxis == D) {
     put(offset, values[0]);
   } else {
     VOXELFIELD_UNROLL
-    for (int k = 0; k < (kAxis == D - 1 ? kLast : K); ++k) distribute_tap<kSets, kAxis>(taps, k, offset, values, put);
+    for (int k = 0; k < (kAxis == D - 1 ? kLast : K); ++k) {
+      distribute_tap<kSets, kAxis, D, K, kLast>(taps, k, offset, values, put);
+    }
   }
 }
 
@@ -348,7 +342,7 @@ struct ValueLayout {
   }
 };
 
-// A point's sets are numbered by its coordinates; returns the one of a set in the order of the axes.
+// Sets of values are in the order of the points' coordinates; returns where one is that is numbered by its axis.
 template <typename Locator>
 VOXELFIELD_HOST_DEVICE int set_of(const Locator& locator, int set) {
   return set == 0 ? 0 : 1 + locator.coordinate(set - 1);

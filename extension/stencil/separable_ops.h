@@ -1,8 +1,8 @@
 // Host side of interpolation by separable kernels, for both backends: checks, allocates, selects types, and calls the
 // kernels of a backend. Values are (N, C), or with `planar` grids (C, X, Y, Z) they are (C, N); batches have a leading
 // dimension more, and results with derivatives one before that.
-//   Backend::gather<kSets>(job, data, points, out)
-//   Backend::point_gradient<kSets>(job, values, data, points, out)                                      out (n, D)
+//   Backend::read<false, kSets>(job, values, data, points, out)                             samples; ignores `values`
+//   Backend::read<true, kSets>(job, values, data, points, out)                  gradients of the points, out (n, D)
 //   Backend::splat<kSets>(job, values, points, sums, scale)                       adds to zeros, or as whole numbers
 //
 // 16-bit numbers are converted first: kernels that read them would make the modules half as large again.
@@ -49,22 +49,14 @@ template <typename Backend>
 struct SeparableOps {
   static Tensor sample_separable(const Tensor& grid, const Tensor& points, int64_t kernel, int64_t padding,
                                  bool align_corners, bool planar, bool normalized, bool with_gradient) {
-    check_floating("grid", grid);
-    const Lookup lookup(points, kernel, padding, align_corners, planar, normalized, with_gradient);
-    const Source source(lookup, grid);
-    const Tensor at = checked_points(lookup, points, source, grid);
-    const typename Backend::Guard guard(grid);
-    const Tensor data = widened(source.data);
-    Tensor out = new_like(data, lookup.values_shape(at, source.channels));
-    if (out.numel() == 0) return new_like(grid, shape_of(out));
-    dispatch_opmath(out, [&](auto zero) {
-      using T = decltype(zero);
-      dispatch_job<T>(lookup, source, at, [&](const auto& job, auto sets, const auto* positions) {
-        Backend::template gather<sets.value>(job, data.template const_data_ptr<T>(), positions,
-                                             out.mutable_data_ptr<T>());
-      });
-    });
-    return out.scalar_type() == grid.scalar_type() ? out : torch::stable::to(out, grid.scalar_type());
+    return read<false>(grid, grid, points, {points, kernel, padding, align_corners, planar, normalized, with_gradient});
+  }
+
+  static Tensor point_gradient_separable(const Tensor& values, const Tensor& grid, const Tensor& points, int64_t kernel,
+                                         int64_t padding, bool align_corners, bool planar, bool normalized,
+                                         bool with_gradient) {
+    return read<true>(values, grid, points,
+                      {points, kernel, padding, align_corners, planar, normalized, with_gradient});
   }
 
   // With `scale`, sums are computed exactly, of whole numbers: that many make one.
@@ -83,7 +75,7 @@ struct SeparableOps {
         checked("values", values, lookup.values_shape(at, target.channels), values.scalar_type(), values);
     const typename Backend::Guard guard(values);
     if (given.numel() == 0) return new_zeros(values, target.shape, values.scalar_type());
-    const Tensor wide = widened(given);
+    const Tensor wide = converted(given, opmath_type(given));
     const bool whole = scale.has_value() && Backend::kAddsInAnyOrder;
     const double* const per_one =
         whole ? number_data("scale", *scale, ScalarType::Double, values) : TensorData{nullptr};
@@ -99,30 +91,7 @@ struct SeparableOps {
       Backend::for_each(real.numel(), FromWhole<T>{data_of(sums), per_one, data_of(real)});
       sums = real;
     });
-    return sums.scalar_type() == values.scalar_type() ? sums : torch::stable::to(sums, values.scalar_type());
-  }
-
-  static Tensor point_gradient_separable(const Tensor& values, const Tensor& grid, const Tensor& points, int64_t kernel,
-                                         int64_t padding, bool align_corners, bool planar, bool normalized,
-                                         bool with_gradient) {
-    check_floating("grid", grid);
-    const Lookup lookup(points, kernel, padding, align_corners, planar, normalized, with_gradient);
-    const Source source(lookup, grid);
-    const Tensor at = checked_points(lookup, points, source, grid);
-    const Tensor given = checked("values", values, lookup.values_shape(at, source.channels), grid.scalar_type(), grid);
-    const typename Backend::Guard guard(grid);
-    if (given.numel() == 0) return new_zeros(at, shape_of(at), at.scalar_type());
-    Tensor out = new_like(at, shape_of(at));
-    const Tensor wide = widened(given), data = widened(source.data);
-    dispatch_opmath(out, [&](auto zero) {
-      using T = decltype(zero);
-      dispatch_job<T>(lookup, source, at, [&](const auto& job, auto sets, const auto* positions) {
-        Backend::template point_gradient<sets.value>(job, wide.template const_data_ptr<T>(),
-                                                     data.template const_data_ptr<T>(), positions,
-                                                     out.mutable_data_ptr<T>());
-      });
-    });
-    return out;
+    return converted(sums, values.scalar_type());
   }
 
   // Grids are the last dimensions but one of `grid`, and channels the last one.
@@ -135,7 +104,7 @@ struct SeparableOps {
     const std::vector<int64_t> shape = shape_of(grid);
     check_sizes(shape.end() - dimensions - 1, shape.end() - 1, shape);
     const typename Backend::Guard guard(grid);
-    const Tensor values = widened(as_contiguous(grid));
+    const Tensor values = converted(as_contiguous(grid), opmath_type(grid));
     if (grid.numel() == 0) return new_like(grid, shape);
     Tensor out = new_empty(grid, shape, opmath_type(grid));
     int64_t stride = shape.back();
@@ -152,7 +121,7 @@ struct SeparableOps {
         Backend::for_each(grid.numel() / (shape[axis] * stride) * lines.blocks, lines);
       });
     }
-    return out.scalar_type() == grid.scalar_type() ? out : torch::stable::to(out, grid.scalar_type());
+    return converted(out, grid.scalar_type());
   }
 
   static void implement(Library& m) {
@@ -238,8 +207,33 @@ struct SeparableOps {
     return checked("points", points, shape, opmath_type(like), like);
   }
 
-  static Tensor widened(const Tensor& x) {
-    return x.scalar_type() == opmath_type(x) ? x : torch::stable::to(x, opmath_type(x));
+  static Tensor converted(const Tensor& x, ScalarType dtype) {
+    return x.scalar_type() == dtype ? x : torch::stable::to(x, dtype);
+  }
+
+  template <bool kGradient>
+  static Tensor read(const Tensor& values, const Tensor& grid, const Tensor& points, const Lookup& lookup) {
+    check_floating("grid", grid);
+    const Source source(lookup, grid);
+    const Tensor at = checked_points(lookup, points, source, grid);
+    const std::vector<int64_t> rows = lookup.values_shape(at, source.channels), shape = kGradient ? shape_of(at) : rows;
+    const Tensor given = kGradient ? checked("values", values, rows, grid.scalar_type(), grid) : grid;
+    const ScalarType dtype = kGradient ? at.scalar_type() : grid.scalar_type();
+    const typename Backend::Guard guard(grid);
+    Tensor out = new_empty(grid, shape, opmath_type(grid));
+    const bool constant = kGradient && (given.numel() == 0 || lookup.kernel == Kernel::kNearest);
+    if (constant || out.numel() == 0) return new_zeros(grid, shape, dtype);
+    const Tensor data = converted(source.data, opmath_type(grid));
+    const Tensor wide = kGradient ? converted(given, opmath_type(grid)) : data;
+    dispatch_opmath(out, [&](auto zero) {
+      using T = decltype(zero);
+      dispatch_job<T>(lookup, source, at, [&](const auto& job, auto sets, const auto* positions) {
+        Backend::template read<kGradient, sets.value>(job, wide.template const_data_ptr<T>(),
+                                                      data.template const_data_ptr<T>(), positions,
+                                                      out.mutable_data_ptr<T>());
+      });
+    });
+    return converted(out, dtype);
   }
 
   // Calls f(job, sets, points) with a job for the number of axes and of vertices along each, and the number of sets of
