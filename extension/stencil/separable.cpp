@@ -315,7 +315,6 @@ struct SplatTiles {
 
 struct Cpu : CpuBackend {
   static constexpr bool kAddsInAnyOrder = false;
-  static constexpr int kLinesAtOnce = 16;
 
   template <bool kGradient, int kSets, typename T, int D, int K>
   static void read(const SeparableJob<T, D, K>& job, const T* values, const T* data, const T* points, T* out) {

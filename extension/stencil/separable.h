@@ -123,18 +123,12 @@ struct SeparableLocator {
   VOXELFIELD_HOST_DEVICE Taps<T, D, K> operator()(const T* points, int64_t index, int64_t grid) const {
     Taps<T, D, K> taps;
     taps.origin = grid * grid_stride;
-    taps.empty = find(points + D * index, padding, taps);
-    return taps;
-  }
-
-  // Finds the vertices along all axes; returns whether there are none.
-  VOXELFIELD_HOST_DEVICE bool find(const T* point, Padding padding, Taps<T, D, K>& taps) const {
-    bool empty = false;
+    taps.empty = false;
     VOXELFIELD_UNROLL
     for (int axis = 0; axis < D; ++axis) {
-      if (find_axis(axis, point[coordinate(axis)], padding, taps)) empty = true;
+      if (find_axis(axis, points[D * index + coordinate(axis)], padding, taps)) taps.empty = true;
     }
-    return empty;
+    return taps;
   }
 
   // The lowest of the vertices along an axis at coordinate u, before vertices beyond the faces are replaced. Sets
@@ -212,8 +206,8 @@ struct Lanes {
   T lane[kWidth];
 };
 
-template <typename T, int kWidth>
-VOXELFIELD_HOST_DEVICE void add_product(Lanes<T, kWidth>& sum, T factor, const Lanes<T, kWidth>& value) {
+template <typename T, int kWidth, template <typename, int> typename Wide>
+VOXELFIELD_HOST_DEVICE void add_product(Wide<T, kWidth>& sum, T factor, const Wide<T, kWidth>& value) {
   VOXELFIELD_VECTORIZE
   for (int i = 0; i < kWidth; ++i) sum.lane[i] += factor * value.lane[i];
 }
@@ -347,112 +341,5 @@ template <typename Locator>
 VOXELFIELD_HOST_DEVICE int set_of(const Locator& locator, int set) {
   return set == 0 ? 0 : 1 + locator.coordinate(set - 1);
 }
-
-// Solves for the coefficients of cubic B-splines that take the given values at the vertices of a line, in place or from
-// other memory. A call handles kWidth neighbouring lines. With c the coefficients and f the values, c[i-1] + 4 c[i] +
-// c[i+1] = 6 f[i], where coefficients beyond the ends are those of the padding.
-template <typename T, int kWidth>
-struct SolveLines {
-  static constexpr int kSteps = 32;  // after this many steps, the pivots do not change
-
-  const T* values;
-  T* out;
-  int32_t size;
-  int64_t stride;   // between neighbours of a line, and the number of lines side by side
-  int64_t blocks;   // of kWidth lines
-  T first, last;    // the diagonal at the ends
-  T factor, ends;   // of all values, and of those at the ends in addition
-  bool transposed;  // apply `ends` to the result
-  bool periodic;
-  T pivot[kSteps];  // reciprocal pivots of the elimination
-
-  SolveLines(int32_t size, Padding padding, bool aligned, bool transposed)
-      : size(size), factor(6), ends(1), transposed(transposed), periodic(padding == Padding::kPeriodic) {
-    // The coefficient beyond the end is zero, that at the end, or that before the end. The last one makes the
-    // neighbour's factor 2: half the equation is symmetric.
-    const bool mirrors = padding == Padding::kReflection && aligned;
-    first = last = padding == Padding::kZeros ? T(4) : mirrors ? T(2) : T(5);
-    if (mirrors) ends = T(0.5);
-    if (size == 1 && padding != Padding::kZeros) first = last = factor = T(6);
-    if (size == 1) ends = T(1);
-    pivot[0] = T(1) / first;
-    for (int i = 1; i < kSteps; ++i) pivot[i] = T(1) / (T(4) - pivot[i - 1]);
-  }
-
-  VOXELFIELD_HOST_DEVICE T pivot_of(int32_t i) const { return pivot[i < kSteps ? i : kSteps - 1]; }
-
-  VOXELFIELD_HOST_DEVICE void operator()(int64_t block) const {
-    const int64_t outer = block / blocks, inner = (block - outer * blocks) * kWidth;
-    const int width = static_cast<int>(stride - inner < kWidth ? stride - inner : kWidth);
-    const int64_t begin = outer * size * stride + inner;
-    if (width == kWidth) {
-      periodic&& size > 1 ? around(begin, kWidth) : along(begin, kWidth);
-    } else {
-      periodic&& size > 1 ? around(begin, width) : along(begin, width);
-    }
-  }
-
-  // Elimination from the first to the last vertex, and back.
-  VOXELFIELD_HOST_DEVICE void along(int64_t begin, int width) const {
-    T before[kWidth] = {};
-    for (int32_t i = 0; i < size; ++i) {
-      const bool is_end = i == 0 || i == size - 1;
-      const T scale = is_end && !transposed ? factor * ends : factor;
-      // The last diagonal element may differ.
-      const T reciprocal = i < size - 1 ? pivot_of(i) : T(1) / (last - (i > 0 ? pivot_of(i - 1) : T(0)));
-      VOXELFIELD_VECTORIZE
-      for (int l = 0; l < width; ++l) {
-        before[l] = (scale * values[begin + i * stride + l] - before[l]) * reciprocal;
-        out[begin + i * stride + l] = before[l];
-      }
-    }
-    for (int32_t i = size - 2; i >= 0; --i) {
-      VOXELFIELD_VECTORIZE
-      for (int l = 0; l < width; ++l) {
-        before[l] = out[begin + i * stride + l] - pivot_of(i) * before[l];
-        out[begin + i * stride + l] = before[l];
-      }
-    }
-    if (!transposed) return;
-    for (int l = 0; l < width; ++l) {
-      out[begin + l] *= ends;
-      if (size > 1) out[begin + (size - 1) * stride + l] *= ends;
-    }
-  }
-
-  // A recursive filter in both directions, around the circle: the sums of its past are geometric series, of which more
-  // than kMemory terms change no digit.
-  VOXELFIELD_HOST_DEVICE void around(int64_t begin, int width) const {
-    constexpr T pole = T(-0.267949192431122706472553658494128);  // sqrt(3) - 2
-    constexpr int32_t kMemory = 64;
-    const int32_t terms = size < kMemory ? size : kMemory;
-    T sum[kWidth] = {}, once = T(1);
-    for (int32_t i = 0; i < terms; ++i) once *= pole;
-    const T whole = T(1) / (T(1) - once);
-    for (int32_t i = size - terms; i < size; ++i) {
-      for (int l = 0; l < width; ++l) sum[l] = pole * sum[l] + values[begin + i * stride + l];
-    }
-    for (int l = 0; l < width; ++l) sum[l] *= whole;
-    for (int32_t i = 0; i < size; ++i) {
-      VOXELFIELD_VECTORIZE
-      for (int l = 0; l < width; ++l) {
-        sum[l] = pole * sum[l] + values[begin + i * stride + l];
-        out[begin + i * stride + l] = sum[l];
-      }
-    }
-    for (int l = 0; l < width; ++l) sum[l] = T(0);
-    for (int32_t i = terms - 1; i >= 0; --i) {
-      for (int l = 0; l < width; ++l) sum[l] = pole * (sum[l] - out[begin + i * stride + l]);
-    }
-    for (int l = 0; l < width; ++l) sum[l] *= whole;
-    for (int32_t i = size - 1; i >= 0; --i) {
-      VOXELFIELD_VECTORIZE
-      for (int l = 0; l < width; ++l) {
-        sum[l] = pole * (sum[l] - out[begin + i * stride + l]);
-        out[begin + i * stride + l] = factor * sum[l];
-      }
-    }
-  }
-};
 
 }  // namespace voxelfield

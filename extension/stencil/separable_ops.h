@@ -10,8 +10,6 @@
 // Without points or without channels, every op returns zeros of the right shape and runs no kernel.
 #pragma once
 
-#include <cmath>
-
 #include "common/checks.h"
 #include "stencil/separable.h"
 
@@ -94,47 +92,16 @@ struct SeparableOps {
     return converted(sums, values.scalar_type());
   }
 
-  // Grids are the last dimensions but one of `grid`, and channels the last one.
-  static Tensor bspline_prefilter(const Tensor& grid, int64_t dimensions, int64_t padding, bool align_corners,
-                                  bool transposed) {
-    check_floating("grid", grid);
-    STD_TORCH_CHECK(dimensions >= 1 && dimensions <= 3 && dimensions < grid.dim(),
-                    "dimensions must be 1 to 3, and fewer than those of grid, got ", dimensions);
-    STD_TORCH_CHECK(padding >= 0 && padding <= 3, "padding must be 0 to 3, got ", padding);
-    const std::vector<int64_t> shape = shape_of(grid);
-    check_sizes(shape.end() - dimensions - 1, shape.end() - 1, shape);
-    const typename Backend::Guard guard(grid);
-    const Tensor values = converted(as_contiguous(grid), opmath_type(grid));
-    if (grid.numel() == 0) return new_like(grid, shape);
-    Tensor out = new_empty(grid, shape, opmath_type(grid));
-    int64_t stride = shape.back();
-    for (int64_t axis = grid.dim() - 2; axis >= grid.dim() - 1 - dimensions; stride *= shape[axis--]) {
-      dispatch_opmath(out, [&](auto zero) {
-        using T = decltype(zero);
-        constexpr int kWidth = Backend::kLinesAtOnce;
-        SolveLines<T, kWidth> lines(static_cast<int32_t>(shape[axis]), static_cast<Padding>(padding), align_corners,
-                                    transposed);
-        lines.values = axis == grid.dim() - 2 ? values.template const_data_ptr<T>() : out.template const_data_ptr<T>();
-        lines.out = out.template mutable_data_ptr<T>();
-        lines.stride = stride;
-        lines.blocks = (stride + kWidth - 1) / kWidth;
-        Backend::for_each(grid.numel() / (shape[axis] * stride) * lines.blocks, lines);
-      });
-    }
-    return converted(out, grid.scalar_type());
-  }
-
   static void implement(Library& m) {
     m.impl("sample_separable", TORCH_BOX(&sample_separable));
     m.impl("splat_separable", TORCH_BOX(&splat_separable));
     m.impl("point_gradient_separable", TORCH_BOX(&point_gradient_separable));
-    m.impl("bspline_prefilter", TORCH_BOX(&bspline_prefilter));
   }
 
  private:
-  template <typename Iterator>
-  static void check_sizes(Iterator begin, Iterator end, const std::vector<int64_t>& shape) {
-    const bool fits = std::all_of(begin, end, [](int64_t size) { return size >= 1 && size <= (int64_t{1} << 30); });
+  static void check_sizes(const std::vector<int64_t>& size, const std::vector<int64_t>& shape) {
+    const bool fits =
+        std::all_of(size.begin(), size.end(), [](int64_t n) { return n >= 1 && n <= (int64_t{1} << 30); });
     STD_TORCH_CHECK(fits, "grid must have 1 to 2^30 vertices along each axis, got shape ", describe(shape));
   }
 
@@ -187,7 +154,7 @@ struct SeparableOps {
       const auto first = shape.begin() + batched + (lookup.planar ? 1 : 0);
       size.assign(first, first + lookup.dims);
       channels = lookup.planar ? shape[batched] : shape.back();
-      check_sizes(size.begin(), size.end(), shape);
+      check_sizes(size, shape);
       grids = lookup.batched ? shape[0] : 1;
       shared = lookup.batched && grid.size(0) > 1 && grid.stride(0) == 0;
       data = as_contiguous(shared ? torch::stable::select(grid, 0, 0) : grid);
@@ -197,7 +164,7 @@ struct SeparableOps {
         : shape(sizes), size(std::move(sizes)), channels(channels), grids(lookup.batched ? points.size(0) : 1) {
       shape.insert(lookup.planar ? shape.begin() : shape.end(), channels);
       if (lookup.batched) shape.insert(shape.begin(), grids);
-      check_sizes(size.begin(), size.end(), shape);
+      check_sizes(size, shape);
     }
   };
 
