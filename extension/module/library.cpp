@@ -83,7 +83,6 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "align_corners, bool planar, bool normalized, bool with_gradient) -> Tensor");
   // The coefficients of cubic B-splines that take the values of grids (..., X, C) to (..., X, Y, Z, C) at the vertices;
   // `transposed` is the adjoint.
-  m.def("bspline_prefilter(Tensor grid, int dimensions, int padding, bool align_corners, bool transposed) -> Tensor");
 
   // Sparse grids (stencil/sparse_grid.h): the positions of points of the unit cube in the atlas of stored blocks, NaN
   // if the block is not stored; and a sum over the copies of each vertex, for gradients of an atlas. If a table of

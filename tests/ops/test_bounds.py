@@ -348,7 +348,6 @@ FREE |= {
 
 # Numbers in tensors, a tensor that stands for its device, and one of any shape.
 UNCHECKED = {("grid_adam_", "lrs"), ("grid_adam_", "steps"), ("pyramid_image_fits", "like")}
-UNCHECKED |= {("bspline_prefilter", "grid")}
 
 # Ops of which no argument has to be as long as another.
 WITHOUT_LENGTHS = {
@@ -358,7 +357,7 @@ WITHOUT_LENGTHS = {
 }
 
 # Ops that run on the device of their only tensor, whichever that is.
-OF_ONE_TENSOR = {"pack_occupancy", "empty_distance", "pyramid_image_fits", "bspline_prefilter"}
+OF_ONE_TENSOR = {"pack_occupancy", "empty_distance", "pyramid_image_fits"}
 
 WRONG = {
     "dimensions": lambda x: x[None],

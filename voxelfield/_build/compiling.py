@@ -27,9 +27,10 @@ logger = logging.getLogger("voxelfield.build")
 
 # LibTorch symbols newer than 2.10 stay out, so that the binary loads there and on everything later.
 _TORCH_TARGET = "-DTORCH_TARGET_VERSION=0x020a000000000000"
-# Without -fno-math-errno no loop that takes a square root is vectorised. Hidden symbols: the modules call one another
+# Without -fno-math-errno no loop that takes a square root is vectorised, and without -fno-trapping-math few that compare
+# floats: g++ would preserve the exceptions of branches that are not taken. Hidden symbols: the modules call one another
 # through torch's dispatcher alone, and g++ warns where visible types have fields of torch's hidden ones.
-_UNIX_FLAGS = ("-O3", "-g0", "-fopenmp-simd", "-fno-math-errno", "-fvisibility=hidden", "-Wall")
+_UNIX_FLAGS = ("-O3", "-g0", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-Wall")
 # MSVC's traditional preprocessor has no _Pragma, which VOXELFIELD_VECTORIZE uses.
 _WINDOWS_FLAGS = ("/O2", "/openmp:experimental", "/Zc:preprocessor")
 # C++ defines how the omitted last members of an aggregate are initialised.

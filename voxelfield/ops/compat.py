@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from voxelfield.foundation.autograd import needs_long_path
+from voxelfield.foundation.autograd import MaybeTensor, needs_long_path
 from voxelfield.foundation.checks import (
     INTEGERS,
     check_choice,
@@ -19,12 +19,26 @@ from voxelfield.foundation.checks import (
     truth_of,
 )
 from voxelfield.foundation.errors import ArgumentValueError
+from voxelfield.foundation.private_torch import below_autograd
+from voxelfield.ops._derivatives import Gather, Stencil
 from voxelfield.ops._grids import PADDINGS, check_grid_dtype, shared_grid
-from voxelfield.ops._separable import as_complex, as_real, sample_separable, separable_options
+from voxelfield.ops._separable import (
+    KERNELS,
+    Options,
+    as_complex,
+    as_real,
+    sample_separable,
+    separable_options,
+    separable_stencil,
+)
 from voxelfield.ops.grid import sample_trilinear
 
 # Torch's names of the modes, and this library's.
 _MODES: dict[str, str] = {"bilinear": "linear", "nearest": "nearest", "bicubic": "convolution"}
+
+# Torch's numbers of modes and of paddings, for the numbers in the options of raw ops.
+_TORCH_MODES = {KERNELS[kernel]: number for number, kernel in enumerate(_MODES.values())}
+_TORCH_PADDINGS = {PADDINGS[name]: number for number, name in enumerate(("zeros", "border", "reflection"))}
 
 # A volume in NCDHW order with at least this many voxels per point is sampled channel by channel, because rearranging
 # all voxels would take longer than reading the few that points need from one place for each channel.
@@ -44,6 +58,11 @@ def grid_sample(
     differentiable in every mode, ``"bicubic"`` also samples volumes (with 64 voxels a position), it is deterministic on
     CUDA under ``torch.use_deterministic_algorithms(True)``, positions that are not finite yield zeros with any padding,
     and under autocast the result keeps the dtype of ``input``.
+
+    On the CPU, float32 and float64 images in the default order of dimensions are sampled, and differentiated once, by
+    torch's own kernels, which are faster than those of this library. Second derivatives, ``"periodic"`` padding, all
+    other dtypes, images that are expanded or have channels last, and calls with a position that is not finite are left
+    to the latter.
 
     Images, and volumes with ``"bicubic"``, are read where they are, in the default order of dimensions or with channels
     last. In the other modes, a volume of one channel, or in ``torch.channels_last_3d``, is read where it is. One in the
@@ -127,12 +146,62 @@ def _sample_where_it_is(input: Tensor, grid: Tensor, kernel: str, padding: str, 
     # The gradient of a tensor without channels or of one channel has the strides of the input both ways.
     planar = source.is_contiguous() or not last.is_contiguous()
     options = separable_options(kernel, padding, align_corners, False, planar, True)
-    sampled = sample_separable(source if planar else last, rows, *options)
+    if planar and shared is None and _by_torch(input, rows, options):
+        sampled = _ImageGather.apply(separable_stencil(*options), None, None, rows, input)
+    else:
+        sampled = sample_separable(source if planar else last, rows, *options)
     if shared is not None:
         sampled = sampled.unflatten(-1 if planar else 0, (len(input), count))
         sampled = sampled.movedim(1, 0) if planar else sampled
     sampled = sampled if planar else sampled.movedim(-1, 1)
     return sampled.contiguous().view(*input.shape[:2], *grid.shape[1:-1])
+
+
+class _ImageGather(Gather):
+    """Samples images (N, C, H, W) at points (N, P, 2) by torch's kernels; only their second derivatives are ours."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> Tensor:
+        stencil, _, _, points, images = inputs
+        with below_autograd():
+            return torch.ops.aten.grid_sampler_2d(images, points.unsqueeze(1), *_torch_options(stencil)).squeeze(2)
+
+    @classmethod
+    def backward(cls, ctx: Any, *grads: MaybeTensor) -> tuple[MaybeTensor, ...]:
+        (grad,) = grads
+        if grad is None or torch.is_grad_enabled():
+            return Gather.backward(ctx, *grads)
+        *_, of_points, of_images = ctx.needs_input_grad
+        points, *features = ctx.saved_tensors
+        # The kernel takes an image also where no derivative needs one, and none is stored then.
+        images = features[-1] if features else grad.new_zeros(()).expand(ctx.shapes[0])
+        to_images, to_points = torch.ops.aten.grid_sampler_2d_backward(
+            grad.unsqueeze(2), images, points.unsqueeze(1), *_torch_options(ctx.stencil), (of_images, of_points)
+        )
+        return None, None, None, to_points.squeeze(1) if of_points else None, to_images if of_images else None
+
+
+def _torch_options(stencil: Stencil) -> tuple[int, int, bool]:
+    kernel, padding, align_corners, *_ = stencil.options
+    return _TORCH_MODES[kernel], _TORCH_PADDINGS[padding], align_corners
+
+
+def _by_torch(input: Tensor, points: Tensor, options: Options) -> bool:
+    """Tells whether torch's kernels sample these images, and sample them as this library does."""
+    if (
+        input.dim() != 4
+        or input.device.type != "cpu"
+        or input.dtype not in (torch.float32, torch.float64)
+        or needs_long_path()
+    ):
+        return False
+    kernel, padding, *_ = options
+    if padding not in _TORCH_PADDINGS:
+        return False
+    # A sum is finite only if all terms are. Beyond the grid's faces, where "zeros" makes them all equal, the nearest
+    # pixel needs no such test.
+    outside_is_zero = kernel == KERNELS["nearest"] and padding == PADDINGS["zeros"]
+    return outside_is_zero or math.isfinite(points.detach().sum().item())
 
 
 def _check(input: Tensor, grid: Tensor, mode: str, padding_mode: str) -> None:
