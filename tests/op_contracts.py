@@ -442,7 +442,7 @@ def lines(count: int, **others: Any) -> Arguments:
     axes = torch.eye(3, dtype=torch.float64)[: min(count, 2)]
     origins[:2] = 0.45 - 2 * axes + 0.1 * axes.flip(1)
     directions[:2] = 1.5 * axes
-    origins[-1:] = 0.3
+    origins[-1:] = 0.05
     return {**others, "origins": origins, "directions": directions}
 
 

@@ -486,17 +486,18 @@ def integrate_rays(
         return torch.stack([integrate_rays(part, origins, directions, near, far) for part in parts], dim=1)
     speed = directions.norm(dim=1, keepdim=True)
     unit = directions / speed
-    lowest, highest = (torch.where(unit == 0, math.inf, (side - origins) / unit) for side in (0, 1))
-    first, last = torch.minimum(lowest, highest), torch.maximum(lowest, highest)
+    divisor = torch.where(unit == 0, 1.0, unit)
+    first = torch.where(unit > 0, -origins, 1 - origins) / divisor
+    last = torch.where(unit > 0, 1 - origins, -origins) / divisor
     between = (origins >= 0) & (origins <= 1)
     first = torch.where(unit == 0, torch.where(between, -math.inf, math.inf), first).amax(1, keepdim=True)
     begin = first.maximum(torch.zeros_like(speed) if near is None else near[:, None] * speed)
-    end = last.amin(1, keepdim=True)
+    end = torch.where(unit == 0, math.inf, last).amin(1, keepdim=True)
     end = end if far is None else end.minimum(far[:, None] * speed)
     hit = begin < end
     begin, end = torch.where(hit, begin, 0.0), torch.where(hit, end, 0.0)
     faces = [
-        torch.where(unit[:, [a]] == 0, 0.0, (torch.arange(size) / max(size - 1, 1) - origins[:, [a]]) / unit[:, [a]])
+        torch.where(unit[:, [a]] == 0, 0.0, (torch.arange(size) / max(size - 1, 1) - origins[:, [a]]) / divisor[:, [a]])
         for a, size in enumerate(grid.shape[:3])
     ]
     cuts = torch.cat([begin, *(x.maximum(begin).minimum(end) for x in faces), end], dim=1).sort(dim=1).values

@@ -92,6 +92,24 @@ def run_crowded_tiles():
             accumulate_trilinear_(slabs, torch.cat([narrow[0]] * 2, -1), points[0], slabs=spans)
 
 
+def run_line_ops():
+    """Integrates along rays of all kinds, there and back, with labels and in a batch, and finds crossings."""
+    device = torch.device("cuda")
+    for dtype, channels, batch in itertools.product((torch.float32, torch.float64), (1, 3, 8), ((), (2,))):
+        grid = torch.randn(*batch, 9, 1, 17, channels, device=device, dtype=dtype)
+        origins = torch.rand(*batch, 300, 3, device=device, dtype=dtype) * 3 - 1
+        directions = torch.rand(*batch, 300, 3, device=device, dtype=dtype) - origins
+        directions[..., 3, :], directions[..., 4, 1:] = float("nan"), 0
+        for labels in (None, torch.randint(-1, 4, grid.shape[-4:-1], device=device)):
+            leaves = [x.detach().requires_grad_() for x in (grid, origins, directions)]
+            options = {} if labels is None else {"labels": labels, "label_count": 3}
+            for deterministic in (False, True):
+                torch.use_deterministic_algorithms(deterministic)
+                ops.integrate_rays(*leaves, far=0.9, **options).sum().backward()
+            torch.use_deterministic_algorithms(False)
+        ops.first_crossing(grid[..., :1].contiguous(), origins, directions, 0.1)
+
+
 def run_cell_ops():
     """Runs the ops on points that bring their own cells."""
     ops = torch.ops.voxelfield

@@ -82,6 +82,7 @@ struct LineGradient {
     for (int i = 0; i < 8; ++i) row[i] = T(0);
     const T* const data = grid + rays.grid_of(ray) * rays.vertices() * rays.channels;
     const auto load = [&](int64_t vertex) {
+      if (rays.channels == 1 && rays.labels == nullptr) return values[ray] * data[vertex];
       T sum = T(0);
       const int64_t label = rays.label_of(vertex);
       if (label < 0) return sum;

@@ -6,7 +6,7 @@
 namespace voxelfield {
 namespace {
 
-constexpr int64_t kSlabs = 32, kMinPlanes = 4;
+constexpr int64_t kSlabs = 32, kMinPlanes = 16;
 
 // Adds the rays of a grid to its planes `first` to `last` - 1 along x.
 template <typename T>
@@ -24,16 +24,17 @@ VOXELFIELD_MULTIVERSION void add_to_slab(const RayBundle<T>& rays, const T* valu
               [&](T from, T to) {
                 T weight[kCorners] = {};
                 line.add_weights(from, to, weight);
-                for (int corner = 0; corner < kCorners; ++corner) {
-                  const int64_t vertex = line.cell.offset(corner);
-                  if (vertex < begin || vertex >= end) continue;
-                  const int64_t label = rays.label_of(vertex);
-                  if (label < 0) continue;
-                  const T* const row = values + rays.row(ray, label);
-                  for (int64_t c = 0; c < rays.channels; ++c)
-                    data[vertex * rays.channels + c] += weight[corner] * row[c];
-                }
-                return true;
+                for (int side = 0; side < 2; ++side) {
+            const int64_t plane_vertex = line.cell.offset(4 * side);
+            if (plane_vertex < begin || plane_vertex >= end) continue;
+            for (int corner = 4 * side; corner < 4 * side + 4; ++corner) {
+              const int64_t vertex = line.cell.offset(corner), label = rays.label_of(vertex);
+              if (label < 0) continue;
+              const T* const row = values + rays.row(ray, label);
+              for (int64_t c = 0; c < rays.channels; ++c) data[vertex * rays.channels + c] += weight[corner] * row[c];
+            }
+          }
+          return true;
               },
               [](int /*axis*/) {});
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import reference
@@ -209,7 +210,83 @@ def _coefficient_arguments(draw: st.DrawFn) -> dict[str, Any]:
     return draw(all_placed({"grid": grid, "dimensions": axes, **_options(draw)}, device))
 
 
+@st.composite
+def _line_arguments(draw: st.DrawFn, adjoint: bool = False) -> dict[str, Any]:
+    """Rays through the inner half of the cube, or past it."""
+    device, dtype, count = draw(devices), draw(st.sampled_from(FLOATS)), draw(_COUNTS)
+    batch, labelled = draw(st.sampled_from([(), (), (2,)])), draw(st.booleans())
+    sizes, channels, wide = [draw(_SIZES) for _ in range(3)], draw(_CHANNELS), arithmetic(dtype)
+    origins = draw(numbers((*batch, count, 3), wide, -1.0, 2.0))
+    through = draw(numbers((*batch, count, 3), wide, 0.25, draw(st.sampled_from([0.75, 3.0]))))
+    arguments = {"origins": origins, "directions": (through - origins) * draw(st.sampled_from([1.0, 0.01, 300.0]))}
+    for name in ("near", "far"):
+        if draw(st.booleans()):
+            arguments[name] = draw(numbers((count,), wide, -0.5, 1.5))
+    if labelled:
+        arguments["labels"] = (draw(numbers((*sizes,), torch.float64, -1.0, 4.0))).floor().int()
+    if adjoint:
+        values = draw(numbers((*batch, count, *([3] if labelled else []), channels), dtype))
+        arguments |= {"values": values, "resolution": sizes, "batched": bool(batch)}
+    else:
+        arguments |= {"grid": draw(numbers((*batch, *sizes, channels), dtype))}
+        arguments |= {"label_count": 3} if labelled else {}
+    return draw(all_placed(arguments, device))
+
+
+def _of_each(function: Any, batched: bool, first: Tensor, origins: Tensor, directions: Tensor, **others: Any) -> Tensor:
+    if not batched:
+        return function(first, origins, directions, **others)
+    each = zip(first, origins, directions, strict=True)
+    return torch.stack([function(*one, **others) for one in each])
+
+
+def _integrals(grid: Tensor, **others: Any) -> Tensor:
+    return _of_each(reference.integrate_rays, grid.dim() == 5, grid, **others)
+
+
+def _backprojected(values: Tensor, resolution: list[int], batched: bool, **others: Any) -> Tensor:
+    others |= {} if others.get("labels") is None else {"label_count": 3}
+    return _of_each(partial(reference.backproject_rays, size=resolution), batched, values, **others)
+
+
+@st.composite
+def _surface_arguments(draw: st.DrawFn) -> dict[str, Any]:
+    """A plane through the cube, and rays that go more or less across it."""
+    device, dtype, sizes = draw(devices), draw(st.sampled_from([torch.float32, torch.float64])), draw(st.integers(2, 9))
+    axes = torch.linspace(0, 1, sizes, dtype=torch.float64)
+    points = torch.stack(torch.meshgrid(axes, axes, axes, indexing="ij"), dim=-1)
+    normal = torch.tensor([1.0, 0.3, -0.4], dtype=torch.float64) * draw(st.sampled_from([1.0, -1.0, 10.0]))
+    count = draw(_COUNTS)
+    origins = draw(numbers((count, 3), torch.float64, 0.3, 0.7)) - 1.1 * torch.tensor([1.0, 0.0, 0.0]).double()
+    directions = torch.tensor([1.0, 0.0, 0.0]) + draw(numbers((count, 3), torch.float64, -0.2, 0.2))
+    grid = ((points - 0.5) * normal).sum(-1, keepdim=True)
+    arguments = {"grid": grid.to(dtype), "origins": origins.to(dtype), "directions": directions.to(dtype)}
+    return draw(all_placed(arguments | {"level": draw(st.sampled_from([0.0, 0.05]))}, device))
+
+
+def _crossings(**arguments: Any) -> tuple[Tensor, Tensor]:
+    t = reference.first_crossing(**arguments)
+    hit = t < 7
+    return torch.where(hit, t, torch.inf), hit
+
+
 SAMPLING = {
+    "integrate_rays": Subject(
+        ops.integrate_rays,
+        _line_arguments(),
+        _integrals,
+        trained=("grid",),
+        check_extreme=others_unchanged(ops.integrate_rays, ("origins", "directions")),
+        extreme=("origins", "directions"),
+    ),
+    "backproject_rays": Subject(ops.backproject_rays, _line_arguments(True), _backprojected, trained=("values",)),
+    "first_crossing": Subject(
+        ops.first_crossing,
+        _surface_arguments(),
+        _crossings,
+        check_extreme=others_unchanged(ops.first_crossing, ("origins", "directions")),
+        extreme=("origins", "directions"),
+    ),
     "sample_cubic": Subject(
         ops.sample_cubic,
         _cubic_arguments(),

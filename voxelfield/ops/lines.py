@@ -131,11 +131,13 @@ def backproject_rays(
         raise ArgumentValueError(f"resolution must be one int or three, got {shown(resolution)}")
     for number in size:
         check_at_least_one("resolution", number)
-    rays, lead = _checked_rays(values, "values", origins, directions, near, far, truth_of("batched", batched))
-    of_labels = 1 if labels is None else 2
-    count = values.shape[-2] if labels is not None and values.dim() > 1 else None
-    codes, count = _checked_labels(labels, count, size, values)
-    check_tensor("values", values, (*lead, *(["L", "C"][-of_labels:])))
+    labelled = 1 if labels is None else 2
+    if values.dim() < labelled + truth_of("batched", batched):
+        raise ArgumentValueError(f"values must have shape (..., {'C' if labels is None else 'L, C'}), got no rays")
+    rays, lead = _checked_rays(
+        values, "values", origins, directions, near, far, batched, lead=values.shape[: values.dim() - labelled]
+    )
+    codes, count = _checked_labels(labels, None if labels is None else values.shape[-2], size, values)
     rows = values.to(rays[0].dtype).reshape(*rays[0].shape[:-1], *values.shape[len(lead) :])
     return _adjoint(rows, rays, codes, count, size).to(values.dtype)
 
@@ -205,15 +207,28 @@ def _checked_lines(
 
 
 def _checked_rays(
-    like: Tensor, like_name: str, origins: Tensor, directions: Tensor, near: Limit, far: Limit, batched: bool
+    like: Tensor,
+    like_name: str,
+    origins: Tensor,
+    directions: Tensor,
+    near: Limit,
+    far: Limit,
+    batched: bool,
+    lead: torch.Size | None = None,
 ) -> tuple[Rays, torch.Size]:
-    """Returns rays for the kernels, (N, 3), or (B, N, 3) if ``batched``, and their shape as they were given."""
+    """Returns rays for the kernels, (N, 3), or (B, N, 3) if ``batched``, and their shape as given, or ``lead``."""
     wide, given = coordinate_dtype(like.dtype), []
     for name, x in (("origins", origins), ("directions", directions)):
         check_dense(name, x)
         check_field(name, x, (*x.shape[:-1], 3) if x.dim() else ("...", 3), FLOATING, like_name, like)
         given.append(widen_positions(name, x, wide).to(wide))
-    lead = _broadcast("directions", given[1].shape[:-1], given[0].shape[:-1], (3,))
+    if lead is None:
+        # Along each axis the length that is not 1; the check below finds others that differ.
+        short, long = sorted((x.shape[:-1] for x in given), key=len)
+        padded = (1,) * (len(long) - len(short)) + tuple(short)
+        lead = torch.Size(y if x == 1 else x for x, y in zip(padded, long, strict=True))
+    for name, x in zip(("origins", "directions"), given, strict=True):
+        _check_expands(name, x.shape, torch.Size((*lead, 3)))
     if batched and not lead:
         raise ArgumentValueError(f"origins must have shape (B, ..., 3) for a batch, got {tuple(origins.shape)}")
     shape = (lead[0], math.prod(lead[1:])) if batched else (math.prod(lead),)
@@ -227,18 +242,14 @@ def _checked_rays(
             continue
         check_dtype(name, limit, FLOATING)
         check_same_device(name, limit, like_name, like)
-        if _broadcast(name, limit.shape, lead) != lead:
-            raise ArgumentValueError(f"{name} must broadcast to shape {tuple(lead)}, got {tuple(limit.shape)}")
+        _check_expands(name, limit.shape, lead)
         limits.append(limit.to(wide).expand(lead).reshape(shape))
     return (start, along, *limits), lead  # type: ignore[return-value]
 
 
-def _broadcast(name: str, shape: torch.Size, other: torch.Size, last: tuple[int, ...] = ()) -> torch.Size:
-    try:
-        return torch.broadcast_shapes(shape, other)
-    except RuntimeError as error:
-        wanted, got = (*other, *last), (*shape, *last)
-        raise ArgumentValueError(f"{name} must have a shape that broadcasts with {wanted}, got {got}") from error
+def _check_expands(name: str, shape: torch.Size, wanted: torch.Size) -> None:
+    if len(shape) > len(wanted) or any(x not in (1, y) for x, y in zip(shape[::-1], wanted[::-1], strict=False)):
+        raise ArgumentValueError(f"{name} must have a shape that expands to {tuple(wanted)}, got {tuple(shape)}")
 
 
 def _checked_labels(
