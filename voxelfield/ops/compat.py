@@ -24,7 +24,6 @@ from voxelfield.ops._derivatives import Gather, Stencil
 from voxelfield.ops._grids import PADDINGS, check_grid_dtype, shared_grid
 from voxelfield.ops._separable import (
     KERNELS,
-    Options,
     as_complex,
     as_real,
     sample_separable,
@@ -106,6 +105,10 @@ def grid_sample(
     _check(input, grid, mode, padding_mode)
     grid = grid.to(coordinate_dtype(input.dtype))
     kernel, align_corners = _MODES[mode], truth_of("align_corners", align_corners)
+    if _by_torch(input, grid, kernel, padding_mode):
+        stencil = separable_stencil(*separable_options(kernel, padding_mode, align_corners, False, True, True))
+        sampled: Tensor = _ImageGather.apply(stencil, None, None, grid.flatten(1, 2), input)
+        return sampled.view(*input.shape[:2], *grid.shape[1:3])
     if kernel == "convolution" or (input.dim() == 4 and input.dtype not in INTEGERS):
         return _sample_where_it_is(input, grid, kernel, padding_mode, align_corners)
     # The axes of the volume are z, y, x: it is read in that order, and the positions are reversed. (grid + 1) / 2 in
@@ -146,10 +149,7 @@ def _sample_where_it_is(input: Tensor, grid: Tensor, kernel: str, padding: str, 
     # The gradient of a tensor without channels or of one channel has the strides of the input both ways.
     planar = source.is_contiguous() or not last.is_contiguous()
     options = separable_options(kernel, padding, align_corners, False, planar, True)
-    if planar and shared is None and _by_torch(input, rows, options):
-        sampled = _ImageGather.apply(separable_stencil(*options), None, None, rows, input)
-    else:
-        sampled = sample_separable(source if planar else last, rows, *options)
+    sampled = sample_separable(source if planar else last, rows, *options)
     if shared is not None:
         sampled = sampled.unflatten(-1 if planar else 0, (len(input), count))
         sampled = sampled.movedim(1, 0) if planar else sampled
@@ -186,22 +186,15 @@ def _torch_options(stencil: Stencil) -> tuple[int, int, bool]:
     return _TORCH_MODES[kernel], _TORCH_PADDINGS[padding], align_corners
 
 
-def _by_torch(input: Tensor, points: Tensor, options: Options) -> bool:
-    """Tells whether torch's kernels sample these images, and sample them as this library does."""
-    if (
-        input.dim() != 4
-        or input.device.type != "cpu"
-        or input.dtype not in (torch.float32, torch.float64)
-        or needs_long_path()
-    ):
+def _by_torch(input: Tensor, grid: Tensor, kernel: str, padding: str) -> bool:
+    """Tells whether torch's kernels sample this input, and sample it as this library does."""
+    if input.dim() != 4 or input.device.type != "cpu" or input.dtype not in (torch.float32, torch.float64):
         return False
-    kernel, padding, *_ = options
-    if padding not in _TORCH_PADDINGS:
+    if padding == "periodic" or not input.is_contiguous() or needs_long_path():
         return False
-    # A sum is finite only if all terms are. Beyond the grid's faces, where "zeros" makes them all equal, the nearest
-    # pixel needs no such test.
-    outside_is_zero = kernel == KERNELS["nearest"] and padding == PADDINGS["zeros"]
-    return outside_is_zero or math.isfinite(points.detach().sum().item())
+    # Outside of the image, where "zeros" makes all positions equal, the nearest pixel needs no test. A sum is finite
+    # only if all terms are.
+    return (kernel == "nearest" and padding == "zeros") or math.isfinite(grid.detach().sum().item())
 
 
 def _check(input: Tensor, grid: Tensor, mode: str, padding_mode: str) -> None:
