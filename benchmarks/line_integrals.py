@@ -15,9 +15,10 @@ compared in the run: sums at samples are within 2 % of the exact integrals. Of g
 holds for means over blocks of 6 vertices along each axis, away from the faces. Gradients of ``Siddon``, which are those
 of constant voxels, are not compared.
 
-The floor is the time to move the volume, the rays and the projections once at the copy bandwidth measured in the same
-run. A second table has the peak memory of each alternative on a GPU, above the inputs, and the sectors that each 32
-consecutive rays touch in all cells that they cross, as a time at the bandwidth measured within L2.
+The floor is the time to move the volume, the rays and the projections once (backward: the volume three times, as its
+gradient is zeroed and written, and the rest twice) at the copy bandwidth measured in the same run. "L2" is the time to
+move the sectors that each 32 consecutive rays touch in each cell that they cross, estimated from some of them, at the
+bandwidth measured within the L2 cache. On a GPU, a second table has the peak memory above the inputs.
 """
 
 from __future__ import annotations

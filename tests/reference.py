@@ -510,10 +510,10 @@ def integrate_rays(
     return total
 
 
-def backproject_rays(values: Tensor, *rays: Tensor, size: Sequence[int], **limits: Tensor) -> Tensor:
+def backproject_rays(values: Tensor, *rays: Tensor, size: Sequence[int], **others: Tensor) -> Tensor:
     """The adjoint of :func:`integrate_rays`, for grids of a size."""
     grid = values.new_zeros(*size, values.shape[-1], requires_grad=True)
-    integrals = integrate_rays(grid, *rays, **limits)
+    integrals = integrate_rays(grid, *rays, **others)
     return torch.autograd.grad(integrals, grid, values, create_graph=True)[0]
 
 

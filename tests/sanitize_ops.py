@@ -366,6 +366,7 @@ PARTS = (
     run_all_grid_ops,
     run_wide_rows,
     run_crowded_tiles,
+    run_line_ops,
     run_cell_ops,
     run_optimizer_ops,
     run_ray_ops,

@@ -15,6 +15,7 @@ VOXELFIELD_MULTIVERSION void add_to_slab(const RayBundle<T>& rays, const T* valu
   const int64_t plane = int64_t{rays.resolution[1]} * rays.resolution[2];
   const int64_t begin = first * plane, end = last * plane;
   const int64_t per_grid = rays.rays_per_grid > 0 ? rays.rays_per_grid : rays.count;
+  const bool single = rays.channels == 1 && rays.labels == nullptr;
   T* const data = sums + grid * rays.vertices() * rays.channels;
   for (int64_t ray = grid * per_grid; ray < (grid + 1) * per_grid; ++ray) {
     Line<T> line(rays, ray);
@@ -25,16 +26,22 @@ VOXELFIELD_MULTIVERSION void add_to_slab(const RayBundle<T>& rays, const T* valu
                 T weight[kCorners] = {};
                 line.add_weights(from, to, weight);
                 for (int side = 0; side < 2; ++side) {
-            const int64_t plane_vertex = line.cell.offset(4 * side);
-            if (plane_vertex < begin || plane_vertex >= end) continue;
-            for (int corner = 4 * side; corner < 4 * side + 4; ++corner) {
-              const int64_t vertex = line.cell.offset(corner), label = rays.label_of(vertex);
-              if (label < 0) continue;
-              const T* const row = values + rays.row(ray, label);
-              for (int64_t c = 0; c < rays.channels; ++c) data[vertex * rays.channels + c] += weight[corner] * row[c];
-            }
-          }
-          return true;
+                  const int64_t plane_vertex = line.cell.offset(4 * side);
+                  if (plane_vertex < begin || plane_vertex >= end) continue;
+                  for (int corner = 4 * side; corner < 4 * side + 4; ++corner) {
+                    const int64_t vertex = line.cell.offset(corner);
+                    if (single) {
+                      data[vertex] += weight[corner] * values[ray];
+                      continue;
+                    }
+                    const int64_t label = rays.label_of(vertex);
+                    if (label < 0) continue;
+                    const T* const row = values + rays.row(ray, label);
+                    for (int64_t c = 0; c < rays.channels; ++c)
+                      data[vertex * rays.channels + c] += weight[corner] * row[c];
+                  }
+                }
+                return true;
               },
               [](int /*axis*/) {});
   }

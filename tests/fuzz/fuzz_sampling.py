@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import reference
@@ -213,7 +213,7 @@ def _coefficient_arguments(draw: st.DrawFn) -> dict[str, Any]:
 @st.composite
 def _line_arguments(draw: st.DrawFn, adjoint: bool = False) -> dict[str, Any]:
     """Rays through the inner half of the cube, or past it."""
-    device, dtype, count = draw(devices), draw(st.sampled_from(FLOATS)), draw(_COUNTS)
+    device, dtype, count = draw(devices), draw(st.sampled_from(FLOATS)), draw(st.sampled_from([0, 1, 2, 7]))
     batch, labelled = draw(st.sampled_from([(), (), (2,)])), draw(st.booleans())
     sizes, channels, wide = [draw(_SIZES) for _ in range(3)], draw(_CHANNELS), arithmetic(dtype)
     origins = draw(numbers((*batch, count, 3), wide, -1.0, 2.0))
@@ -233,20 +233,44 @@ def _line_arguments(draw: st.DrawFn, adjoint: bool = False) -> dict[str, Any]:
     return draw(all_placed(arguments, device))
 
 
-def _of_each(function: Any, batched: bool, first: Tensor, origins: Tensor, directions: Tensor, **others: Any) -> Tensor:
-    if not batched:
-        return function(first, origins, directions, **others)
-    each = zip(first, origins, directions, strict=True)
-    return torch.stack([function(*one, **others) for one in each])
+def _rows(lead: Sequence[int], batched: bool, **rays: Any) -> Iterator[dict[str, Tensor]]:
+    """The rays of each grid of a batch, or of one grid, broadcast to the shape of all and laid side by side."""
+    wide = ("origins", "directions")
+    given = {name: x for name, x in rays.items() if x is not None}
+    rows = {name: x.expand(*lead, *([3] if name in wide else [])) for name, x in given.items()}
+    for i in range(lead[0]) if batched else [slice(None)]:
+        yield {name: x[i].reshape(-1, 3) if name in wide else x[i].reshape(-1) for name, x in rows.items()}
 
 
-def _integrals(grid: Tensor, **others: Any) -> Tensor:
-    return _of_each(reference.integrate_rays, grid.dim() == 5, grid, **others)
+def _integrals(
+    grid: Tensor,
+    origins: Tensor,
+    directions: Tensor,
+    near: Tensor | None = None,
+    far: Tensor | None = None,
+    **labels: Any,
+) -> Tensor:
+    lead, batched = torch.broadcast_shapes(origins.shape, directions.shape)[:-1], grid.dim() == 5
+    rows = _rows(lead, batched, origins=origins, directions=directions, near=near, far=far)
+    each = [reference.integrate_rays(one, **x, **labels) for one, x in zip(grid if batched else [grid], rows)]  # noqa: B905
+    last = ([labels["label_count"]] if labels.get("labels") is not None else []) + [grid.shape[-1]]
+    return torch.cat([grid.new_zeros(0, *last), *each]).reshape(*lead, *last)
 
 
-def _backprojected(values: Tensor, resolution: list[int], batched: bool, **others: Any) -> Tensor:
-    others |= {} if others.get("labels") is None else {"label_count": 3}
-    return _of_each(partial(reference.backproject_rays, size=resolution), batched, values, **others)
+def _backprojected(
+    values: Tensor, resolution: Any, batched: bool, labels: Tensor | None = None, **rays: Tensor
+) -> Tensor:
+    lead = values.shape[: -1 if labels is None else -2]
+    size = [resolution] * 3 if isinstance(resolution, int) else resolution
+    options = {} if labels is None else {"labels": labels, "label_count": values.shape[-2]}
+    each = [
+        reference.backproject_rays(
+            one.reshape(len(x["origins"]), *values.shape[len(lead) :]), **x, size=size, **options
+        )
+        for one, x in zip(values if batched else [values], _rows(lead, batched, **rays))  # noqa: B905
+    ]
+    total = torch.stack(each) if each else values.new_zeros(0, *size, values.shape[-1])
+    return total if batched else total[0]
 
 
 @st.composite
@@ -264,10 +288,11 @@ def _surface_arguments(draw: st.DrawFn) -> dict[str, Any]:
     return draw(all_placed(arguments | {"level": draw(st.sampled_from([0.0, 0.05]))}, device))
 
 
-def _crossings(**arguments: Any) -> tuple[Tensor, Tensor]:
-    t = reference.first_crossing(**arguments)
-    hit = t < 7
-    return torch.where(hit, t, torch.inf), hit
+def _crossings(grid: Tensor, origins: Tensor, directions: Tensor, level: float) -> tuple[Tensor, Tensor]:
+    origins, directions = torch.broadcast_tensors(origins, directions)
+    t = reference.first_crossing(grid, origins.reshape(-1, 3), directions.reshape(-1, 3), level)
+    t = t.reshape(origins.shape[:-1])
+    return torch.where(t < 7, t, torch.inf), t < 7
 
 
 SAMPLING = {

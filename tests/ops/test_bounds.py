@@ -341,6 +341,7 @@ FREE |= {
 FREE |= {("sample_in_box", name) for name in ("grid", "points")}
 FREE |= {("sample_separable", name) for name in ("grid", "points")} | {("point_gradient_separable", "grid")}
 FREE |= {("lens_rays", "points"), ("lens_points", "rays")}
+FREE |= {("integrate_rays", "grid"), ("line_gradient", "grid"), ("first_crossing", "grid")}
 FREE |= {("active_tiles_", name) for name in ("occupied", "tiles", "count")}
 FREE |= {
     (f"{op}_vertices_", name) for op in ("touched", "pack", "unpack") for name in ("grad", "grid", "table", "packed")
@@ -384,7 +385,7 @@ def assert_refused(device, name, kind):
         either = (
             kind in ("length", "device")
             or place == 0
-            or any(word in name for word in ("_trilinear", "_cells", "_separable"))
+            or any(word in name for word in ("_trilinear", "_cells", "_separable", "project_rays", "line_"))
         )
         blamed = ".*" if either else rf"(\b{names[place]}\b.*|{names[place]}\[.*)"
         with pytest.raises(RuntimeError, match=rf"{blamed}(must|expected)"):

@@ -240,6 +240,7 @@ def _checked_rays(
                 raise ArgumentValueError(f"{name} must be a number, got {shown(limit)}")
             limits.append(None if limit is None or limit == default else start.new_full(shape, limit))
             continue
+        check_dense(name, limit)
         check_dtype(name, limit, FLOATING)
         check_same_device(name, limit, like_name, like)
         _check_expands(name, limit.shape, lead)
