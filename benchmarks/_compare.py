@@ -59,7 +59,9 @@ def flattened(tensors: Results) -> Tensor:
 
 
 def _difference(some: Results, others: Results) -> float:
-    """Returns the largest relative difference of corresponding tensors."""
+    """Returns the largest relative difference of corresponding tensors; 0 if there are none to compare."""
+    if not some:
+        return 0.0
     return max(harness.relative_error(flattened((a,)), flattened((b,))) for a, b in zip(some, others, strict=True))
 
 

@@ -92,6 +92,24 @@ def run_crowded_tiles():
             accumulate_trilinear_(slabs, torch.cat([narrow[0]] * 2, -1), points[0], slabs=spans)
 
 
+def run_line_ops():
+    """Integrates along rays of all kinds, there and back, with labels and in a batch, and finds crossings."""
+    device = torch.device("cuda")
+    for dtype, channels, batch in itertools.product((torch.float32, torch.float64), (1, 3, 8), ((), (2,))):
+        grid = torch.randn(*batch, 9, 1, 17, channels, device=device, dtype=dtype)
+        origins = torch.rand(*batch, 300, 3, device=device, dtype=dtype) * 3 - 1
+        directions = torch.rand(*batch, 300, 3, device=device, dtype=dtype) - origins
+        directions[..., 3, :], directions[..., 4, 1:] = float("nan"), 0
+        for labels in (None, torch.randint(-1, 4, grid.shape[-4:-1], device=device)):
+            leaves = [x.detach().requires_grad_() for x in (grid, origins, directions)]
+            options = {} if labels is None else {"labels": labels, "label_count": 3}
+            for deterministic in (False, True):
+                torch.use_deterministic_algorithms(deterministic)
+                ops.integrate_rays(*leaves, far=0.9, **options).sum().backward()
+            torch.use_deterministic_algorithms(False)
+        ops.first_crossing(grid[..., :1].contiguous(), origins, directions, 0.1)
+
+
 def run_cell_ops():
     """Runs the ops on points that bring their own cells."""
     ops = torch.ops.voxelfield
@@ -191,8 +209,14 @@ def run_sparse_grids():
     shading = {"color_weights": networks[1], "degree": 3, "background": background}
     render_pyramid_image(*camera, cells, aabb, **whole, **shading, step=0.05, density_initial=1.0)
     for width in (8, 16):
-        values = torch.zeros(*atlas.shape[:3], width, device=device, dtype=torch.uint8)
-        stored = {"log_density": atlas[..., 0].half(), "values": values, "blocks": sparse.blocks, "aabb": aabb}
+        number = atlas[..., 0].numel() // 512
+        values = torch.zeros(512 * number, width // 2, device=device, dtype=torch.uint8)
+        first = 512 * torch.arange(number, device=device, dtype=torch.int32)
+        side = torch.full((number,), 8, device=device, dtype=torch.uint8)
+        stored = {"density": atlas[..., 0].abs().to(torch.uint8), "log_low": -2.0, "log_step": 0.1, "values": values}
+        stored |= {"first": first, "side": side, "low": torch.zeros(width, device=device), "blocks": sparse.blocks}
+        stored |= {"ranges": torch.zeros(number, 2, width, device=device, dtype=torch.uint8), "aabb": aabb}
+        stored |= {"extent": torch.ones(width, device=device), "background": background, "degree": 3}
         render_baked_image(*camera, cells, aabb, **stored, clip=aabb, step=0.05)
 
 
@@ -342,6 +366,7 @@ PARTS = (
     run_all_grid_ops,
     run_wide_rows,
     run_crowded_tiles,
+    run_line_ops,
     run_cell_ops,
     run_optimizer_ops,
     run_ray_ops,

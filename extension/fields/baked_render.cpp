@@ -8,8 +8,8 @@ namespace {
 constexpr int64_t kPixelsPerTask = 256;
 
 template <bool Pieces, int Values>
-VOXELFIELD_MULTIVERSION void render_range(const BakedScene& scene, const BakedPixels<Values>& pixels, int64_t begin,
-                                          int64_t end) {
+VOXELFIELD_MULTIVERSION void render_range(const BakedScene& scene, const BakedPixels<Values, float>& pixels,
+                                          int64_t begin, int64_t end) {
   for (int64_t pixel = begin; pixel < end; ++pixel) {
     const int64_t y = pixel / pixels.camera.width;
     pixels.template render<Pieces>(scene, pixel - y * pixels.camera.width, y);
@@ -17,8 +17,10 @@ VOXELFIELD_MULTIVERSION void render_range(const BakedScene& scene, const BakedPi
 }
 
 struct Cpu : CpuBackend {
+  using ShadingInput = float;
+
   template <bool Pieces, int Values>
-  static void render(const BakedScene& scene, const BakedPixels<Values>& pixels) {
+  static void render(const BakedScene& scene, const BakedPixels<Values, float>& pixels) {
     for_each_range(pixels.camera.width * pixels.camera.height, kPixelsPerTask,
                    [&](int64_t begin, int64_t end) { render_range<Pieces>(scene, pixels, begin, end); });
   }

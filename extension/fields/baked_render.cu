@@ -11,7 +11,7 @@ constexpr int kWarps = 4;              // of a block, below each other
 
 template <bool Pieces, int Values>
 __global__ void __launch_bounds__(kWarp* kWarps)
-    render_kernel(const __grid_constant__ BakedScene scene, const __grid_constant__ BakedPixels<Values> pixels,
+    render_kernel(const __grid_constant__ BakedScene scene, const __grid_constant__ BakedPixels<Values, Half> pixels,
                   unsigned blocks_across) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const unsigned row = blockIdx.x / blocks_across, column = blockIdx.x - row * blocks_across;
@@ -22,8 +22,10 @@ __global__ void __launch_bounds__(kWarp* kWarps)
 }
 
 struct Cuda : CudaBackend {
+  using ShadingInput = Half;  // as ops.mlp takes it
+
   template <bool Pieces, int Values>
-  static void render(const BakedScene& scene, const BakedPixels<Values>& pixels) {
+  static void render(const BakedScene& scene, const BakedPixels<Values, Half>& pixels) {
     // In one dimension, because a grid may have only 65535 blocks along its others.
     const unsigned across = blocks(pixels.camera.width, kAcross), down = blocks(pixels.camera.height, kDown * kWarps);
     launch(render_kernel<Pieces, Values>, blocks(int64_t{across} * down, 1), kWarp * kWarps, 0, scene, pixels, across);

@@ -31,6 +31,7 @@ STABLE_TORCH_LIBRARY_IMPL(voxelfield, CompositeExplicitAutograd, m) { m.impl("co
 
 // Arguments that several ops have in common.
 #define RAYS "Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset"
+#define LINES "Tensor origins, Tensor directions, Tensor? near, Tensor? far"
 #define CELLS "Tensor occupied, int[] resolution, Tensor aabb_occupancy"
 #define CAMERA "Tensor c2w, Tensor intrinsics, Tensor? lens, int width, int height"
 #define PYRAMID "Tensor[] levels, Tensor?[] blocks, Tensor aabb, Tensor[] density_weights"
@@ -83,7 +84,6 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "align_corners, bool planar, bool normalized, bool with_gradient) -> Tensor");
   // The coefficients of cubic B-splines that take the values of grids (..., X, C) to (..., X, Y, Z, C) at the vertices;
   // `transposed` is the adjoint.
-  m.def("bspline_prefilter(Tensor grid, int dimensions, int padding, bool align_corners, bool transposed) -> Tensor");
 
   // Sparse grids (stencil/sparse_grid.h): the positions of points of the unit cube in the atlas of stored blocks, NaN
   // if the block is not stored; and a sum over the copies of each vertex, for gradients of an atlas. If a table of
@@ -95,6 +95,19 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   m.def("interpolate_cells(Tensor feats, Tensor points, bool with_gradient) -> Tensor");
   m.def("splat_cells(Tensor values, Tensor points, bool with_gradient) -> Tensor");
   m.def("point_gradient_cells(Tensor values, Tensor feats, Tensor points, bool with_gradient) -> Tensor");
+
+  // The integrals of grids (X, Y, Z, C) along rays (N, 3) through the unit cube, over t |direction| from near (or 0) to
+  // far; or of a batch, (B, X, Y, Z, C) and (B, N, 3). With `labels` (X, Y, Z) int32, one integral for each of the
+  // first `label_count` labels, (N, L, C), of the vertices that have it; without, label_count is 1. Then the adjoint in
+  // the grid, whose `size` is X, Y, Z (`scale` is as for splat_separable), and the derivatives in origins, directions,
+  // near and far (N, 8), summed over values.
+  m.def("integrate_rays(Tensor grid, " LINES ", Tensor? labels, int label_count) -> Tensor");
+  m.def("backproject_rays(Tensor values, " LINES
+        ", Tensor? labels, int label_count, int[] size, Tensor? scale) -> "
+        "Tensor");
+  m.def("line_gradient(Tensor values, Tensor grid, " LINES ", Tensor? labels, int label_count) -> Tensor");
+  // Where rays first meet a level of a grid of one channel: t, infinite if they do not, and whether they do.
+  m.def("first_crossing(Tensor grid, " LINES ", float level) -> (Tensor t, Tensor hit)");
 
   // Packs a grid of bools into words of 4 x 4 x 4 bits.
   m.def("pack_occupancy(Tensor occupied) -> Tensor");
@@ -258,11 +271,12 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   m.def("render_pyramid_image(" CAMERA ", Tensor background, " CELLS ", " PYRAMID
         ", Tensor[] color_weights, float step, float density_initial, int degree, float min_transmittance, float "
         "min_weight, float[] boxes) -> (Tensor, Tensor, Tensor)");
-  // Sums what a baked field stores over the samples of every pixel's ray: values (H, W, 8 or 16), opacity and mean
-  // depth. The last result is the rays' directions.
+  // Sums what a baked field stores over the samples of every pixel's ray: the image of diffuse colours over a
+  // background, opacity and mean depth, and the inputs of the colour network (H W, 24 or 32).
   m.def("render_baked_image(" CAMERA ", " CELLS
-        ", Tensor log_density, Tensor values, Tensor blocks, Tensor aabb, Tensor? clip, float step, float "
-        "min_transmittance, float min_weight, float[] boxes) -> (Tensor, Tensor, Tensor, Tensor)");
+        ", Tensor density, float log_low, float log_step, Tensor values, Tensor first, Tensor side, Tensor ranges, "
+        "Tensor low, Tensor extent, Tensor blocks, Tensor aabb, Tensor? clip, Tensor background, int degree, float "
+        "step, float min_transmittance, float min_weight, float[] boxes) -> (Tensor, Tensor, Tensor, Tensor)");
   // Whether render_pyramid_image can run on the device of `like`, for hidden layers of a given width.
   m.def("pyramid_image_fits(Tensor like, int width) -> bool");
 }

@@ -1,6 +1,7 @@
 // Interpolation by separable kernels on CUDA. Neighbouring threads share a point: with four vertices along each axis,
 // one thread for each of them along the last axis, so that what a warp reads or adds to lies side by side in memory;
-// and one for each vector of channels, unless these lie in a plane each.
+// and one for each vector of channels, unless these lie in a plane each. Values along fewer than three axes have too
+// few vertices for that.
 #include "common/backend.cuh"
 #include "stencil/separable_ops.h"
 
@@ -10,9 +11,11 @@ namespace {
 // The threads that share a point: kSplit vertices along the last axis, times lanes, a power of two.
 template <int K>
 constexpr int kSplit = K == 4 ? 4 : 1;
+template <int D, int K>
+constexpr int kGatherSplit = D == 3 ? kSplit<K> : 1;
 constexpr int kMaxLanes = 8;
 
-template <int K>
+template <int Split>
 struct Team {
   int64_t point, grid;
   int tap, lane;
@@ -21,7 +24,7 @@ struct Team {
   template <typename Job>
   __device__ __forceinline__ Team(const Job& job, int lanes) {
     const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-    const int size = kSplit<K> * lanes, place = static_cast<int>(thread) & (size - 1);
+    const int size = Split * lanes, place = static_cast<int>(thread) & (size - 1);
     // Threads without a point take part in exchanges, with the last point.
     const int64_t own = thread / size;
     active = own < job.count;
@@ -31,10 +34,10 @@ struct Team {
     lane = place & (lanes - 1);
   }
 
-  template <typename T, int D>
+  template <typename T, int D, int K>
   __device__ __forceinline__ auto taps(const SeparableLocator<T, D, K>& locator, const T* points) const {
     const auto all = locator(points, point, grid);
-    if constexpr (kSplit<K> == 1) {
+    if constexpr (Split == 1) {
       return all;
     } else {
       return all.with_last(tap);
@@ -43,10 +46,10 @@ struct Team {
 };
 
 // Returns to all threads of a point the sum over those of its vertices along the last axis.
-template <int K, int Width, typename T>
-__device__ __forceinline__ void sum_taps(Lanes<T, Width>& value, int lanes) {
+template <int Split, int Width, typename T>
+__device__ __forceinline__ void sum_taps(Vector<T, Width>& value, int lanes) {
 #pragma unroll
-  for (int step = 1; step < kSplit<K>; step *= 2) {
+  for (int step = 1; step < Split; step *= 2) {
 #pragma unroll
     for (int i = 0; i < Width; ++i) value.lane[i] += __shfl_xor_sync(kFullWarp, value.lane[i], step * lanes);
   }
@@ -56,55 +59,33 @@ template <int Width, typename T>
 struct LoadWide {
   const T* data;
 
-  __device__ __forceinline__ Lanes<T, Width> operator()(int64_t at) const {
-    Lanes<T, Width> value;
-    if constexpr (Width == 1) {
-      value.lane[0] = __ldg(data + at);
-    } else {
-      const Vector<T, Width> vertex = load_constant<Width>(data + at);
-#pragma unroll
-      for (int i = 0; i < Width; ++i) value.lane[i] = vertex.lane[i];
-    }
-    return value;
-  }
+  __device__ __forceinline__ Vector<T, Width> operator()(int64_t at) const { return load_constant<Width>(data + at); }
 };
-
-template <int Width, typename T>
-__device__ __forceinline__ void store_wide(T* to, const Lanes<T, Width>& value) {
-  if constexpr (Width == 1) {
-    *to = value.lane[0];
-  } else {
-    Vector<T, Width> stored;
-#pragma unroll
-    for (int i = 0; i < Width; ++i) stored.lane[i] = value.lane[i];
-    store_global(to, stored);
-  }
-}
 
 template <int kSets, int Width, typename T, int D, int K>
 __global__ void __launch_bounds__(kThreads)
     gather_separable_kernel(const __grid_constant__ SeparableJob<T, D, K> job, const T* __restrict__ data,
                             const T* __restrict__ points, T* __restrict__ out, int lanes) {
-  constexpr int kOrder = kSets > 1;
-  const Team<K> team(job, lanes);
+  constexpr int kOrder = kSets > 1, kThreadsOfPoint = kGatherSplit<D, K>;
+  const Team<kThreadsOfPoint> team(job, lanes);
   const auto taps = team.taps(job.locator, points);
   T* const row = out + job.layout(team.point, team.grid);
   // All threads of a warp do the same number of steps.
   for (int64_t first = 0; first < job.channels; first += lanes * Width) {
     const int64_t c = first + team.lane * Width;
     const bool exists = c < job.channels;
-    Jet<Lanes<T, Width>, D> jet{};
+    Jet<Vector<T, Width>, D> jet{};
     if (exists && !taps.empty) {
-      jet = interpolate<kOrder, Lanes<T, Width>>(taps, LoadWide<Width, T>{data + c * job.channel_stride});
+      jet = interpolate<kOrder, Vector<T, Width>>(taps, LoadWide<Width, T>{data + c * job.channel_stride});
     }
 #pragma unroll
     for (int set = 0; set < kSets; ++set) {
-      Lanes<T, Width>& value = set == 0 ? jet.value : jet.slope[set > 0 ? set - 1 : 0];
-      sum_taps<K>(value, lanes);
+      Vector<T, Width>& value = value_of(jet, set);
+      sum_taps<kThreadsOfPoint>(value, lanes);
       // The threads take turns to store.
-      if (team.active && exists && team.tap == set % kSplit<K>) {
-        const int at = set == 0 ? 0 : 1 + job.locator.coordinate(set - 1);
-        store_wide(row + at * job.layout.set_stride + c * job.layout.channel_stride, value);
+      if (team.active && exists && team.tap == set % kThreadsOfPoint) {
+        const int at = set_of(job.locator, set);
+        store_global(row + at * job.layout.set_stride + c * job.layout.channel_stride, value);
       }
     }
   }
@@ -115,35 +96,33 @@ __global__ void __launch_bounds__(kThreads)
     point_gradient_separable_kernel(const __grid_constant__ SeparableJob<T, D, K> job, const T* __restrict__ values,
                                     const T* __restrict__ data, const T* __restrict__ points, T* __restrict__ out,
                                     int lanes) {
-  const Team<K> team(job, lanes);
+  const Team<kSplit<K>> team(job, lanes);
   const auto taps = team.taps(job.locator, points);
   const T* const row = values + job.layout(team.point, team.grid);
-  Lanes<T, D> gradient{};  // in the order of the axes
+  T gradient[D] = {};  // in the order of the axes
   for (int64_t c = team.lane * Width; c < job.channels && !taps.empty; c += lanes * Width) {
     const auto jet =
-        interpolate<(kSets > 1 ? 2 : 1), Lanes<T, Width>>(taps, LoadWide<Width, T>{data + c * job.channel_stride});
+        interpolate<(kSets > 1 ? 2 : 1), Vector<T, Width>>(taps, LoadWide<Width, T>{data + c * job.channel_stride});
 #pragma unroll
     for (int set = 0; set < kSets; ++set) {
-      const int at = set == 0 ? 0 : 1 + job.locator.coordinate(set - 1);
-      const Lanes<T, Width> value = LoadWide<Width, T>{row}(at * job.layout.set_stride + c * job.layout.channel_stride);
+      const int at = set_of(job.locator, set);
+      const auto value = LoadWide<Width, T>{row}(at * job.layout.set_stride + c * job.layout.channel_stride);
 #pragma unroll
       for (int a = 0; a < D; ++a) {
-        const int b = set > 0 ? set - 1 : 0;
-        const Lanes<T, Width>& slope = set == 0 ? jet.slope[a] : jet.bend[a < b ? a : b][a < b ? b : a];
 #pragma unroll
-        for (int i = 0; i < Width; ++i) gradient.lane[a] += value.lane[i] * slope.lane[i];
+        for (int i = 0; i < Width; ++i) gradient[a] += value.lane[i] * slope_of(jet, set, a).lane[i];
       }
     }
   }
 #pragma unroll
   for (int a = 0; a < D; ++a) {
     for (int step = 1; step < kSplit<K> * lanes; step *= 2) {
-      gradient.lane[a] += __shfl_xor_sync(kFullWarp, gradient.lane[a], step);
+      gradient[a] += __shfl_xor_sync(kFullWarp, gradient[a], step);
     }
   }
   if (!team.active || team.tap > 0 || team.lane > 0) return;
 #pragma unroll
-  for (int a = 0; a < D; ++a) out[D * team.point + job.locator.coordinate(a)] = gradient.lane[a];
+  for (int a = 0; a < D; ++a) out[D * team.point + job.locator.coordinate(a)] = gradient[a];
 }
 
 // Adds to sums, or if there is a scale to whole numbers, of which so many make one: these add up to the same in any
@@ -154,16 +133,13 @@ struct AddAtomically {
   int64_t channel;  // offset of the first channel
   double scale;     // 0 if there is none
 
-  __device__ __forceinline__ void operator()(int64_t at, const Lanes<T, Width>& value) const {
+  __device__ __forceinline__ void operator()(int64_t at, const Vector<T, Width>& value) const {
     if (Width == 1 && scale != 0) {
       const long long whole = __double2ll_rn(static_cast<double>(value.lane[0]) * scale);
       atomicAdd(static_cast<unsigned long long*>(sums) + at + channel, static_cast<unsigned long long>(whole));
       return;
     }
-    Vector<T, Width> sum;
-#pragma unroll
-    for (int i = 0; i < Width; ++i) sum.lane[i] = value.lane[i];
-    atomic_add<Width>(static_cast<T*>(sums) + at + channel, sum);
+    atomic_add<Width>(static_cast<T*>(sums) + at + channel, value);
   }
 };
 
@@ -172,41 +148,40 @@ __global__ void __launch_bounds__(kThreads)
     splat_separable_kernel(const __grid_constant__ SeparableJob<T, D, K> job, const T* __restrict__ values,
                            const T* __restrict__ points, void* __restrict__ sums, const double* __restrict__ scale,
                            int lanes) {
-  const Team<K> team(job, lanes);
+  const Team<kSplit<K>> team(job, lanes);
   if (!team.active) return;
   const auto taps = team.taps(job.locator, points);
   if (taps.empty) return;
   const double per_one = scale == nullptr ? 0 : *scale;
   const T* const row = values + job.layout(team.point, team.grid);
   for (int64_t c = team.lane * Width; c < job.channels; c += lanes * Width) {
-    Lanes<T, Width> given[kSets];  // in the order of the axes
+    Vector<T, Width> given[kSets];  // in the order of the axes
 #pragma unroll
     for (int set = 0; set < kSets; ++set) {
-      const int at = set == 0 ? 0 : 1 + job.locator.coordinate(set - 1);
+      const int at = set_of(job.locator, set);
       given[set] = LoadWide<Width, T>{row}(at * job.layout.set_stride + c * job.layout.channel_stride);
     }
     const AddAtomically<Width, T> add{sums, c * job.channel_stride, per_one};
-    distribute<kSets, 0>(taps, taps.origin, given, add);
+    distribute<kSets, 0, D, K, kSplit<K> == 1 ? K : 1>(taps, taps.origin, given, add);
   }
 }
 
 struct Cuda : CudaBackend {
   static constexpr bool kAddsInAnyOrder = true;
-  static constexpr int kLinesAtOnce = 1;
 
-  template <int kSets, typename T, int D, int K>
-  static void gather(const SeparableJob<T, D, K>& job, const T* data, const T* points, T* out) {
-    with_width<kSets, 4, 2, 1>(job, data, out, [&](auto width) {
-      start(gather_separable_kernel<kSets, width.value, T, D, K>, job, width.value, data, points, out);
-    });
-  }
-
-  template <int kSets, typename T, int D, int K>
-  static void point_gradient(const SeparableJob<T, D, K>& job, const T* values, const T* data, const T* points,
-                             T* out) {
-    with_width<kSets, 1>(job, data, values, [&](auto width) {
-      start(point_gradient_separable_kernel<kSets, width.value, T, D, K>, job, width.value, values, data, points, out);
-    });
+  template <bool kGradient, int kSets, typename T, int D, int K>
+  static void read(const SeparableJob<T, D, K>& job, const T* values, const T* data, const T* points, T* out) {
+    if constexpr (kGradient) {
+      with_width<kSets, 1>(job, data, values, [&](auto width) {
+        start<kSplit<K>>(point_gradient_separable_kernel<kSets, width.value, T, D, K>, job, width.value, values, data,
+                         points, out);
+      });
+    } else {
+      with_width<kSets, 4, 2, 1>(job, data, out, [&](auto width) {
+        start<kGatherSplit<D, K>>(gather_separable_kernel<kSets, width.value, T, D, K>, job, width.value, data, points,
+                                  out);
+      });
+    }
   }
 
   template <int kSets, typename T, int D, int K>
@@ -215,7 +190,8 @@ struct Cuda : CudaBackend {
     with_width<kSets, 4, 1>(
         job, static_cast<const T*>(sums), values,
         [&](auto width) {
-          start(splat_separable_kernel<kSets, width.value, T, D, K>, job, width.value, values, points, sums, scale);
+          start<kSplit<K>>(splat_separable_kernel<kSets, width.value, T, D, K>, job, width.value, values, points, sums,
+                           scale);
         },
         scale != nullptr);
   }
@@ -235,12 +211,12 @@ struct Cuda : CudaBackend {
   }
 
   // One call has up to 2^31 blocks, and the grids of a plane for each channel one thread for each point and vertex.
-  template <typename T, int D, int K, typename... Parameters, typename... Arguments>
+  template <int Split, typename T, int D, int K, typename... Parameters, typename... Arguments>
   static void start(void (*kernel)(SeparableJob<T, D, K>, Parameters...), const SeparableJob<T, D, K>& job, int width,
                     const Arguments&... arguments) {
     int lanes = 1;
     while (job.channel_stride == 1 && lanes < kMaxLanes && lanes * width < job.channels) lanes *= 2;
-    launch(kernel, blocks(job.count, kThreads / (kSplit<K> * lanes)), kThreads, 0, job, arguments..., lanes);
+    launch(kernel, blocks(job.count, kThreads / (Split * lanes)), kThreads, 0, job, arguments..., lanes);
   }
 };
 

@@ -101,11 +101,8 @@ inline VOXELFIELD_OUT_OF_LINE int32_t folded_vertex(int32_t index, int32_t size,
 template <typename T>
 VOXELFIELD_OUT_OF_LINE Reflected<T> folded_coordinate(T u, T end, bool reflects, bool aligned) {
   if (!reflects) return {wrap(u, end + T(1)), false};
-  const T low = aligned ? T(0) : T(-0.5), span = end - T(2) * low;
-  if (!(span > T(0))) return {low, false};
-  const T phase = wrap(u - low, T(2) * span);
-  const bool back = phase > span;
-  return {low + (back ? T(2) * span - phase : phase), back};
+  const T low = aligned ? T(0) : T(-0.5);
+  return reflect(u, low, end - low);
 }
 
 // Finds the vertices that a point uses in one of several grids of the same size.
@@ -126,18 +123,12 @@ struct SeparableLocator {
   VOXELFIELD_HOST_DEVICE Taps<T, D, K> operator()(const T* points, int64_t index, int64_t grid) const {
     Taps<T, D, K> taps;
     taps.origin = grid * grid_stride;
-    taps.empty = find(points + D * index, padding, taps);
-    return taps;
-  }
-
-  // Finds the vertices along all axes; returns whether there are none.
-  VOXELFIELD_HOST_DEVICE bool find(const T* point, Padding padding, Taps<T, D, K>& taps) const {
-    bool empty = false;
+    taps.empty = false;
     VOXELFIELD_UNROLL
     for (int axis = 0; axis < D; ++axis) {
-      if (find_axis(axis, point[coordinate(axis)], padding, taps)) empty = true;
+      if (find_axis(axis, points[D * index + coordinate(axis)], padding, taps)) taps.empty = true;
     }
-    return empty;
+    return taps;
   }
 
   // The lowest of the vertices along an axis at coordinate u, before vertices beyond the faces are replaced. Sets
@@ -173,9 +164,8 @@ struct SeparableLocator {
   }
 
   VOXELFIELD_HOST_DEVICE int32_t replaced(int axis, int32_t vertex, Padding padding) const {
-    const int32_t size = resolution[axis];
-    if (vertex >= 0 && vertex < size) return vertex;
-    if (padding == Padding::kBorder || padding == Padding::kZeros) return vertex < 0 ? 0 : size - 1;
+    const int32_t size = resolution[axis], upper = vertex > 0 ? vertex : 0, inside = upper < size ? upper : size - 1;
+    if (inside == vertex || padding == Padding::kBorder || padding == Padding::kZeros) return inside;
     return folded_vertex(vertex, size, padding == Padding::kReflection, align_corners);
   }
 
@@ -216,8 +206,8 @@ struct Lanes {
   T lane[kWidth];
 };
 
-template <typename T, int kWidth>
-VOXELFIELD_HOST_DEVICE void add_product(Lanes<T, kWidth>& sum, T factor, const Lanes<T, kWidth>& value) {
+template <typename T, int kWidth, template <typename, int> typename Wide>
+VOXELFIELD_HOST_DEVICE void add_product(Wide<T, kWidth>& sum, T factor, const Wide<T, kWidth>& value) {
   VOXELFIELD_VECTORIZE
   for (int i = 0; i < kWidth; ++i) sum.lane[i] += factor * value.lane[i];
 }
@@ -287,49 +277,47 @@ VOXELFIELD_HOST_DEVICE Jet<V, D> interpolate(const Taps<T, D, K, kLast>& taps, c
   return sum_axis<kOrder, 0, V, D, K, kLast>(taps, taps.origin, load);
 }
 
-// The derivative of <value, S> with respect to the point, where S has kSets results: the interpolant, and with all sets
-// also its derivatives along the coordinates of the point. `add(coordinate, set, derivative)` receives every part of
-// it.
-template <int kSets, typename V, int D, typename Locator, typename Add>
-VOXELFIELD_HOST_DEVICE void for_each_slope(const Jet<V, D>& jet, const Locator& locator, const Add& add) {
-  VOXELFIELD_UNROLL
-  for (int a = 0; a < D; ++a) {
-    add(locator.coordinate(a), 0, jet.slope[a]);
-    if constexpr (kSets > 1) {
-      VOXELFIELD_UNROLL
-      for (int b = 0; b < D; ++b)
-        add(locator.coordinate(a), 1 + locator.coordinate(b), jet.bend[a < b ? a : b][a < b ? b : a]);
-    }
-  }
+// A set of results is the interpolant, or one of its derivatives along the axes. Returns its value, and its derivative
+// along an axis.
+template <typename V, int D>
+VOXELFIELD_HOST_DEVICE V& value_of(Jet<V, D>& jet, int set) {
+  return set == 0 ? jet.value : jet.slope[set > 0 ? set - 1 : 0];
+}
+
+template <typename V, int D>
+VOXELFIELD_HOST_DEVICE const V& slope_of(const Jet<V, D>& jet, int set, int axis) {
+  const int other = set > 0 ? set - 1 : 0;
+  return set == 0 ? jet.slope[axis] : jet.bend[axis < other ? axis : other][axis < other ? other : axis];
 }
 
 // What a point gives to its vertices: `put(offset, V)` receives for each vertex the sum over the sets of the weights
 // times `values`, which are in the order of the axes.
-template <int kSets, int kAxis, typename V, typename T, int D, int K, int kLast, typename Put>
-VOXELFIELD_HOST_DEVICE void distribute(const Taps<T, D, K, kLast>& taps, int64_t offset, const V (&values)[kSets],
-                                       const Put& put);
+template <int kSets, int kAxis, int D, int K, int kLast, typename V, typename TapsT, typename Offset, typename Put>
+VOXELFIELD_HOST_DEVICE void distribute(const TapsT& taps, Offset offset, const V (&values)[kSets], const Put& put);
 
-template <int kSets, int kAxis, typename V, typename T, int D, int K, int kLast, typename Put>
-VOXELFIELD_HOST_DEVICE void distribute_tap(const Taps<T, D, K, kLast>& taps, int k, int64_t offset,
-                                           const V (&values)[kSets], const Put& put) {
+template <int kSets, int kAxis, int D, int K, int kLast, typename V, typename TapsT, typename Offset, typename Put>
+VOXELFIELD_HOST_DEVICE void distribute_tap(const TapsT& taps, int k, Offset offset, const V (&values)[kSets],
+                                           const Put& put) {
   V along[kSets] = {};
-  add_product(along[0], taps.weight[kAxis][0][k], values[0]);
+  const auto weight = taps.weight_of(kAxis, 0, k);
+  add_product(along[0], weight, values[0]);
   if constexpr (kSets > 1) {
-    add_product(along[0], taps.weight[kAxis][1][k], values[1 + kAxis]);
+    add_product(along[0], taps.weight_of(kAxis, 1, k), values[1 + kAxis]);
     VOXELFIELD_UNROLL
-    for (int a = kAxis + 1; a < D; ++a) add_product(along[1 + a], taps.weight[kAxis][0][k], values[1 + a]);
+    for (int a = kAxis + 1; a < D; ++a) add_product(along[1 + a], weight, values[1 + a]);
   }
-  distribute<kSets, kAxis + 1>(taps, offset + taps.offset[kAxis][k], along, put);
+  distribute<kSets, kAxis + 1, D, K, kLast>(taps, static_cast<Offset>(offset + taps.offset_of(kAxis, k)), along, put);
 }
 
-template <int kSets, int kAxis, typename V, typename T, int D, int K, int kLast, typename Put>
-VOXELFIELD_HOST_DEVICE void distribute(const Taps<T, D, K, kLast>& taps, int64_t offset, const V (&values)[kSets],
-                                       const Put& put) {
+template <int kSets, int kAxis, int D, int K, int kLast, typename V, typename TapsT, typename Offset, typename Put>
+VOXELFIELD_HOST_DEVICE void distribute(const TapsT& taps, Offset offset, const V (&values)[kSets], const Put& put) {
   if constexpr (kAxis == D) {
     put(offset, values[0]);
   } else {
     VOXELFIELD_UNROLL
-    for (int k = 0; k < (kAxis == D - 1 ? kLast : K); ++k) distribute_tap<kSets, kAxis>(taps, k, offset, values, put);
+    for (int k = 0; k < (kAxis == D - 1 ? kLast : K); ++k) {
+      distribute_tap<kSets, kAxis, D, K, kLast>(taps, k, offset, values, put);
+    }
   }
 }
 
@@ -348,117 +336,10 @@ struct ValueLayout {
   }
 };
 
-// A point's sets are numbered by its coordinates; returns the one of a set in the order of the axes.
+// Sets of values are in the order of the points' coordinates; returns where one is that is numbered by its axis.
 template <typename Locator>
 VOXELFIELD_HOST_DEVICE int set_of(const Locator& locator, int set) {
   return set == 0 ? 0 : 1 + locator.coordinate(set - 1);
 }
-
-// Solves for the coefficients of cubic B-splines that take the given values at the vertices of a line, in place or from
-// other memory. A call handles kWidth neighbouring lines. With c the coefficients and f the values, c[i-1] + 4 c[i] +
-// c[i+1] = 6 f[i], where coefficients beyond the ends are those of the padding.
-template <typename T, int kWidth>
-struct SolveLines {
-  static constexpr int kSteps = 32;  // after this many steps, the pivots do not change
-
-  const T* values;
-  T* out;
-  int32_t size;
-  int64_t stride;   // between neighbours of a line, and the number of lines side by side
-  int64_t blocks;   // of kWidth lines
-  T first, last;    // the diagonal at the ends
-  T factor, ends;   // of all values, and of those at the ends in addition
-  bool transposed;  // apply `ends` to the result
-  bool periodic;
-  T pivot[kSteps];  // reciprocal pivots of the elimination
-
-  SolveLines(int32_t size, Padding padding, bool aligned, bool transposed)
-      : size(size), factor(6), ends(1), transposed(transposed), periodic(padding == Padding::kPeriodic) {
-    // The coefficient beyond the end is zero, that at the end, or that before the end. The last one makes the
-    // neighbour's factor 2: half the equation is symmetric.
-    const bool mirrors = padding == Padding::kReflection && aligned;
-    first = last = padding == Padding::kZeros ? T(4) : mirrors ? T(2) : T(5);
-    if (mirrors) ends = T(0.5);
-    if (size == 1 && padding != Padding::kZeros) first = last = factor = T(6);
-    if (size == 1) ends = T(1);
-    pivot[0] = T(1) / first;
-    for (int i = 1; i < kSteps; ++i) pivot[i] = T(1) / (T(4) - pivot[i - 1]);
-  }
-
-  VOXELFIELD_HOST_DEVICE T pivot_of(int32_t i) const { return pivot[i < kSteps ? i : kSteps - 1]; }
-
-  VOXELFIELD_HOST_DEVICE void operator()(int64_t block) const {
-    const int64_t outer = block / blocks, inner = (block - outer * blocks) * kWidth;
-    const int width = static_cast<int>(stride - inner < kWidth ? stride - inner : kWidth);
-    const int64_t begin = outer * size * stride + inner;
-    if (width == kWidth) {
-      periodic&& size > 1 ? around(begin, kWidth) : along(begin, kWidth);
-    } else {
-      periodic&& size > 1 ? around(begin, width) : along(begin, width);
-    }
-  }
-
-  // Elimination from the first to the last vertex, and back.
-  VOXELFIELD_HOST_DEVICE void along(int64_t begin, int width) const {
-    T before[kWidth] = {};
-    for (int32_t i = 0; i < size; ++i) {
-      const bool is_end = i == 0 || i == size - 1;
-      const T scale = is_end && !transposed ? factor * ends : factor;
-      // The last diagonal element may differ.
-      const T reciprocal = i < size - 1 ? pivot_of(i) : T(1) / (last - (i > 0 ? pivot_of(i - 1) : T(0)));
-      VOXELFIELD_VECTORIZE
-      for (int l = 0; l < width; ++l) {
-        before[l] = (scale * values[begin + i * stride + l] - before[l]) * reciprocal;
-        out[begin + i * stride + l] = before[l];
-      }
-    }
-    for (int32_t i = size - 2; i >= 0; --i) {
-      VOXELFIELD_VECTORIZE
-      for (int l = 0; l < width; ++l) {
-        before[l] = out[begin + i * stride + l] - pivot_of(i) * before[l];
-        out[begin + i * stride + l] = before[l];
-      }
-    }
-    if (!transposed) return;
-    for (int l = 0; l < width; ++l) {
-      out[begin + l] *= ends;
-      if (size > 1) out[begin + (size - 1) * stride + l] *= ends;
-    }
-  }
-
-  // A recursive filter in both directions, around the circle: the sums of its past are geometric series, of which more
-  // than kMemory terms change no digit.
-  VOXELFIELD_HOST_DEVICE void around(int64_t begin, int width) const {
-    constexpr T pole = T(-0.267949192431122706472553658494128);  // sqrt(3) - 2
-    constexpr int32_t kMemory = 64;
-    const int32_t terms = size < kMemory ? size : kMemory;
-    T sum[kWidth] = {}, once = T(1);
-    for (int32_t i = 0; i < terms; ++i) once *= pole;
-    const T whole = T(1) / (T(1) - once);
-    for (int32_t i = size - terms; i < size; ++i) {
-      for (int l = 0; l < width; ++l) sum[l] = pole * sum[l] + values[begin + i * stride + l];
-    }
-    for (int l = 0; l < width; ++l) sum[l] *= whole;
-    for (int32_t i = 0; i < size; ++i) {
-      VOXELFIELD_VECTORIZE
-      for (int l = 0; l < width; ++l) {
-        sum[l] = pole * sum[l] + values[begin + i * stride + l];
-        out[begin + i * stride + l] = sum[l];
-      }
-    }
-    for (int l = 0; l < width; ++l) sum[l] = T(0);
-    for (int32_t i = terms - 1; i >= 0; --i) {
-      for (int l = 0; l < width; ++l) sum[l] = pole * (sum[l] - out[begin + i * stride + l]);
-    }
-    for (int l = 0; l < width; ++l) sum[l] *= whole;
-    for (int32_t i = size - 1; i >= 0; --i) {
-      VOXELFIELD_VECTORIZE
-      for (int l = 0; l < width; ++l) {
-        sum[l] = pole * (sum[l] - out[begin + i * stride + l]);
-        out[begin + i * stride + l] = factor * sum[l];
-      }
-    }
-  }
-};
 
 }  // namespace voxelfield

@@ -1,16 +1,14 @@
 // Host side of interpolation by separable kernels, for both backends: checks, allocates, selects types, and calls the
 // kernels of a backend. Values are (N, C), or with `planar` grids (C, X, Y, Z) they are (C, N); batches have a leading
 // dimension more, and results with derivatives one before that.
-//   Backend::gather<kSets>(job, data, points, out)
-//   Backend::point_gradient<kSets>(job, values, data, points, out)                                      out (n, D)
+//   Backend::read<false, kSets>(job, values, data, points, out)                             samples; ignores `values`
+//   Backend::read<true, kSets>(job, values, data, points, out)                  gradients of the points, out (n, D)
 //   Backend::splat<kSets>(job, values, points, sums, scale)                       adds to zeros, or as whole numbers
 //
 // 16-bit numbers are converted first: kernels that read them would make the modules half as large again.
 //
 // Without points or without channels, every op returns zeros of the right shape and runs no kernel.
 #pragma once
-
-#include <cmath>
 
 #include "common/checks.h"
 #include "stencil/separable.h"
@@ -49,22 +47,14 @@ template <typename Backend>
 struct SeparableOps {
   static Tensor sample_separable(const Tensor& grid, const Tensor& points, int64_t kernel, int64_t padding,
                                  bool align_corners, bool planar, bool normalized, bool with_gradient) {
-    check_floating("grid", grid);
-    const Lookup lookup(points, kernel, padding, align_corners, planar, normalized, with_gradient);
-    const Source source(lookup, grid);
-    const Tensor at = checked_points(lookup, points, source, grid);
-    const typename Backend::Guard guard(grid);
-    const Tensor data = widened(source.data);
-    Tensor out = new_like(data, lookup.values_shape(at, source.channels));
-    if (out.numel() == 0) return new_like(grid, shape_of(out));
-    dispatch_opmath(out, [&](auto zero) {
-      using T = decltype(zero);
-      dispatch_job<T>(lookup, source, at, [&](const auto& job, auto sets, const auto* positions) {
-        Backend::template gather<sets.value>(job, data.template const_data_ptr<T>(), positions,
-                                             out.mutable_data_ptr<T>());
-      });
-    });
-    return out.scalar_type() == grid.scalar_type() ? out : torch::stable::to(out, grid.scalar_type());
+    return read<false>(grid, grid, points, {points, kernel, padding, align_corners, planar, normalized, with_gradient});
+  }
+
+  static Tensor point_gradient_separable(const Tensor& values, const Tensor& grid, const Tensor& points, int64_t kernel,
+                                         int64_t padding, bool align_corners, bool planar, bool normalized,
+                                         bool with_gradient) {
+    return read<true>(values, grid, points,
+                      {points, kernel, padding, align_corners, planar, normalized, with_gradient});
   }
 
   // With `scale`, sums are computed exactly, of whole numbers: that many make one.
@@ -83,7 +73,7 @@ struct SeparableOps {
         checked("values", values, lookup.values_shape(at, target.channels), values.scalar_type(), values);
     const typename Backend::Guard guard(values);
     if (given.numel() == 0) return new_zeros(values, target.shape, values.scalar_type());
-    const Tensor wide = widened(given);
+    const Tensor wide = converted(given, opmath_type(given));
     const bool whole = scale.has_value() && Backend::kAddsInAnyOrder;
     const double* const per_one =
         whole ? number_data("scale", *scale, ScalarType::Double, values) : TensorData{nullptr};
@@ -99,73 +89,19 @@ struct SeparableOps {
       Backend::for_each(real.numel(), FromWhole<T>{data_of(sums), per_one, data_of(real)});
       sums = real;
     });
-    return sums.scalar_type() == values.scalar_type() ? sums : torch::stable::to(sums, values.scalar_type());
-  }
-
-  static Tensor point_gradient_separable(const Tensor& values, const Tensor& grid, const Tensor& points, int64_t kernel,
-                                         int64_t padding, bool align_corners, bool planar, bool normalized,
-                                         bool with_gradient) {
-    check_floating("grid", grid);
-    const Lookup lookup(points, kernel, padding, align_corners, planar, normalized, with_gradient);
-    const Source source(lookup, grid);
-    const Tensor at = checked_points(lookup, points, source, grid);
-    const Tensor given = checked("values", values, lookup.values_shape(at, source.channels), grid.scalar_type(), grid);
-    const typename Backend::Guard guard(grid);
-    if (given.numel() == 0) return new_zeros(at, shape_of(at), at.scalar_type());
-    Tensor out = new_like(at, shape_of(at));
-    const Tensor wide = widened(given), data = widened(source.data);
-    dispatch_opmath(out, [&](auto zero) {
-      using T = decltype(zero);
-      dispatch_job<T>(lookup, source, at, [&](const auto& job, auto sets, const auto* positions) {
-        Backend::template point_gradient<sets.value>(job, wide.template const_data_ptr<T>(),
-                                                     data.template const_data_ptr<T>(), positions,
-                                                     out.mutable_data_ptr<T>());
-      });
-    });
-    return out;
-  }
-
-  // Grids are the last dimensions but one of `grid`, and channels the last one.
-  static Tensor bspline_prefilter(const Tensor& grid, int64_t dimensions, int64_t padding, bool align_corners,
-                                  bool transposed) {
-    check_floating("grid", grid);
-    STD_TORCH_CHECK(dimensions >= 1 && dimensions <= 3 && dimensions < grid.dim(),
-                    "dimensions must be 1 to 3, and fewer than those of grid, got ", dimensions);
-    STD_TORCH_CHECK(padding >= 0 && padding <= 3, "padding must be 0 to 3, got ", padding);
-    const std::vector<int64_t> shape = shape_of(grid);
-    check_sizes(shape.end() - dimensions - 1, shape.end() - 1, shape);
-    const typename Backend::Guard guard(grid);
-    const Tensor values = widened(as_contiguous(grid));
-    if (grid.numel() == 0) return new_like(grid, shape);
-    Tensor out = new_empty(grid, shape, opmath_type(grid));
-    int64_t stride = shape.back();
-    for (int64_t axis = grid.dim() - 2; axis >= grid.dim() - 1 - dimensions; stride *= shape[axis--]) {
-      dispatch_opmath(out, [&](auto zero) {
-        using T = decltype(zero);
-        constexpr int kWidth = Backend::kLinesAtOnce;
-        SolveLines<T, kWidth> lines(static_cast<int32_t>(shape[axis]), static_cast<Padding>(padding), align_corners,
-                                    transposed);
-        lines.values = axis == grid.dim() - 2 ? values.template const_data_ptr<T>() : out.template const_data_ptr<T>();
-        lines.out = out.template mutable_data_ptr<T>();
-        lines.stride = stride;
-        lines.blocks = (stride + kWidth - 1) / kWidth;
-        Backend::for_each(grid.numel() / (shape[axis] * stride) * lines.blocks, lines);
-      });
-    }
-    return out.scalar_type() == grid.scalar_type() ? out : torch::stable::to(out, grid.scalar_type());
+    return converted(sums, values.scalar_type());
   }
 
   static void implement(Library& m) {
     m.impl("sample_separable", TORCH_BOX(&sample_separable));
     m.impl("splat_separable", TORCH_BOX(&splat_separable));
     m.impl("point_gradient_separable", TORCH_BOX(&point_gradient_separable));
-    m.impl("bspline_prefilter", TORCH_BOX(&bspline_prefilter));
   }
 
  private:
-  template <typename Iterator>
-  static void check_sizes(Iterator begin, Iterator end, const std::vector<int64_t>& shape) {
-    const bool fits = std::all_of(begin, end, [](int64_t size) { return size >= 1 && size <= (int64_t{1} << 30); });
+  static void check_sizes(const std::vector<int64_t>& size, const std::vector<int64_t>& shape) {
+    const bool fits =
+        std::all_of(size.begin(), size.end(), [](int64_t n) { return n >= 1 && n <= (int64_t{1} << 30); });
     STD_TORCH_CHECK(fits, "grid must have 1 to 2^30 vertices along each axis, got shape ", describe(shape));
   }
 
@@ -218,7 +154,7 @@ struct SeparableOps {
       const auto first = shape.begin() + batched + (lookup.planar ? 1 : 0);
       size.assign(first, first + lookup.dims);
       channels = lookup.planar ? shape[batched] : shape.back();
-      check_sizes(size.begin(), size.end(), shape);
+      check_sizes(size, shape);
       grids = lookup.batched ? shape[0] : 1;
       shared = lookup.batched && grid.size(0) > 1 && grid.stride(0) == 0;
       data = as_contiguous(shared ? torch::stable::select(grid, 0, 0) : grid);
@@ -228,7 +164,7 @@ struct SeparableOps {
         : shape(sizes), size(std::move(sizes)), channels(channels), grids(lookup.batched ? points.size(0) : 1) {
       shape.insert(lookup.planar ? shape.begin() : shape.end(), channels);
       if (lookup.batched) shape.insert(shape.begin(), grids);
-      check_sizes(size.begin(), size.end(), shape);
+      check_sizes(size, shape);
     }
   };
 
@@ -238,8 +174,33 @@ struct SeparableOps {
     return checked("points", points, shape, opmath_type(like), like);
   }
 
-  static Tensor widened(const Tensor& x) {
-    return x.scalar_type() == opmath_type(x) ? x : torch::stable::to(x, opmath_type(x));
+  static Tensor converted(const Tensor& x, ScalarType dtype) {
+    return x.scalar_type() == dtype ? x : torch::stable::to(x, dtype);
+  }
+
+  template <bool kGradient>
+  static Tensor read(const Tensor& values, const Tensor& grid, const Tensor& points, const Lookup& lookup) {
+    check_floating("grid", grid);
+    const Source source(lookup, grid);
+    const Tensor at = checked_points(lookup, points, source, grid);
+    const std::vector<int64_t> rows = lookup.values_shape(at, source.channels), shape = kGradient ? shape_of(at) : rows;
+    const Tensor given = kGradient ? checked("values", values, rows, grid.scalar_type(), grid) : grid;
+    const ScalarType dtype = kGradient ? at.scalar_type() : grid.scalar_type();
+    const typename Backend::Guard guard(grid);
+    Tensor out = new_empty(grid, shape, opmath_type(grid));
+    const bool constant = kGradient && (given.numel() == 0 || lookup.kernel == Kernel::kNearest);
+    if (constant || out.numel() == 0) return new_zeros(grid, shape, dtype);
+    const Tensor data = converted(source.data, opmath_type(grid));
+    const Tensor wide = kGradient ? converted(given, opmath_type(grid)) : data;
+    dispatch_opmath(out, [&](auto zero) {
+      using T = decltype(zero);
+      dispatch_job<T>(lookup, source, at, [&](const auto& job, auto sets, const auto* positions) {
+        Backend::template read<kGradient, sets.value>(job, wide.template const_data_ptr<T>(),
+                                                      data.template const_data_ptr<T>(), positions,
+                                                      out.mutable_data_ptr<T>());
+      });
+    });
+    return converted(out, dtype);
   }
 
   // Calls f(job, sets, points) with a job for the number of axes and of vertices along each, and the number of sets of

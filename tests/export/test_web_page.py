@@ -110,7 +110,8 @@ def test_a_page_holds_what_is_drawn(tmp_path, monkeypatch, device, inline):
     arrays, bricks = stored_arrays(tmp_path), bake(field, occupancy)
     assert len(list(tmp_path.iterdir())) == (1 if inline else 1 + len(arrays))
     assert arrays["cells"] == occupancy.empty_distance.cpu().numpy().tobytes()
-    atlas = torch.cat((bricks.log_density[..., None], bricks.values), dim=-1).cpu()
+    log_density, values = bricks.unpacked()
+    atlas = torch.cat((log_density[..., None], values), dim=-1).cpu()
     stored = bricks.blocks.cpu()
     page = torch.frombuffer(bytearray(arrays["blocks"]), dtype=torch.int32).view(stored.shape)
     assert torch.equal(page >= 0, stored >= 0)
@@ -165,9 +166,9 @@ def test_a_page_without_room_for_two_vertices_per_voxel_has_one(tmp_path, monkey
     monkeypatch.setattr(web_page, "_MAX_MEMORY", whole - 1)
     write(tmp_path, field, occupancy)
     assert "the page has one vertex for each voxel instead of 2" in caplog.text
-    bricks, arrays = bake(field, occupancy, 1), stored_arrays(tmp_path)
+    (log_density, _), arrays = bake(field, occupancy, 1).unpacked(), stored_arrays(tmp_path)
     stored = [len(data) for name, data in arrays.items() if name.startswith("layer")]
-    assert sum(stored) == 10 * bricks.log_density.numel()
+    assert sum(stored) == 10 * log_density.numel()
 
 
 def test_the_command_starts_the_page_at_the_scenes_first_camera(tmp_path, caplog):
@@ -229,7 +230,7 @@ def test_a_page_of_a_given_size_refines_the_blocks_that_cover_the_most_pixels(tm
     assert pixels[refined].min() >= pixels[~refined].max()
     changes = compared[1].density(centres) / compared[0].density(centres) - 1
     assert torch.equal(changes == 0, refined)
-    assert 0.02 < changes[~refined].abs().mean() < 0.5
+    assert changes[~refined].abs().mean() > 0.02
     with pytest.raises(ValueError, match=r"web_size must be at least 0\.\d\d MiB, got 0\.0001"):
         save_web_page(page, model, CAMERAS, web_size=0.0001)
 
@@ -326,9 +327,10 @@ def test_a_browser_draws_the_images_of_the_backend(browser, tmp_path, warp, geom
         view = renderer.view(CAMERAS, camera)
         assert 0.2 < view.opacity.mean() < 0.95, "the test shows nothing"
         error = drawn(browser, camera) - view.rgb.clamp(0, 1)
-        # Colours are rounded to 8 bits. A sample on the border of a cell may also round to its other side.
+        # Values of vertices and colours are rounded to 8 bits. A sample on the border of a cell may also round to its
+        # other side.
         assert error.square().mean() < 10**-5
-        assert error.abs().quantile(0.99) < 0.6 / 255
+        assert error.abs().quantile(0.99) < 1.1 / 255
     assert browser.complaints() == []
     assert browser.requested() == {address}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import reference
@@ -209,7 +210,108 @@ def _coefficient_arguments(draw: st.DrawFn) -> dict[str, Any]:
     return draw(all_placed({"grid": grid, "dimensions": axes, **_options(draw)}, device))
 
 
+@st.composite
+def _line_arguments(draw: st.DrawFn, adjoint: bool = False) -> dict[str, Any]:
+    """Rays through the inner half of the cube, or past it."""
+    device, dtype, count = draw(devices), draw(st.sampled_from(FLOATS)), draw(st.sampled_from([0, 1, 2, 7]))
+    batch, labelled = draw(st.sampled_from([(), (), (2,)])), draw(st.booleans())
+    sizes, channels, wide = [draw(_SIZES) for _ in range(3)], draw(_CHANNELS), arithmetic(dtype)
+    origins = draw(numbers((*batch, count, 3), wide, -1.0, 2.0))
+    through = draw(numbers((*batch, count, 3), wide, 0.25, draw(st.sampled_from([0.75, 3.0]))))
+    arguments = {"origins": origins, "directions": (through - origins) * draw(st.sampled_from([1.0, 0.01, 300.0]))}
+    for name in ("near", "far"):
+        if draw(st.booleans()):
+            arguments[name] = draw(numbers((count,), wide, -0.5, 1.5))
+    if labelled:
+        arguments["labels"] = (draw(numbers((*sizes,), torch.float64, -1.0, 4.0))).floor().int()
+    if adjoint:
+        values = draw(numbers((*batch, count, *([3] if labelled else []), channels), dtype))
+        arguments |= {"values": values, "resolution": sizes, "batched": bool(batch)}
+    else:
+        arguments |= {"grid": draw(numbers((*batch, *sizes, channels), dtype))}
+        arguments |= {"label_count": 3} if labelled else {}
+    return draw(all_placed(arguments, device))
+
+
+def _rows(lead: Sequence[int], batched: bool, **rays: Any) -> Iterator[dict[str, Tensor]]:
+    """The rays of each grid of a batch, or of one grid, broadcast to the shape of all and laid side by side."""
+    wide = ("origins", "directions")
+    given = {name: x for name, x in rays.items() if x is not None}
+    rows = {name: x.expand(*lead, *([3] if name in wide else [])) for name, x in given.items()}
+    for i in range(lead[0]) if batched else [slice(None)]:
+        yield {name: x[i].reshape(-1, 3) if name in wide else x[i].reshape(-1) for name, x in rows.items()}
+
+
+def _integrals(
+    grid: Tensor,
+    origins: Tensor,
+    directions: Tensor,
+    near: Tensor | None = None,
+    far: Tensor | None = None,
+    **labels: Any,
+) -> Tensor:
+    lead, batched = torch.broadcast_shapes(origins.shape, directions.shape)[:-1], grid.dim() == 5
+    rows = _rows(lead, batched, origins=origins, directions=directions, near=near, far=far)
+    each = [reference.integrate_rays(one, **x, **labels) for one, x in zip(grid if batched else [grid], rows)]  # noqa: B905
+    last = ([labels["label_count"]] if labels.get("labels") is not None else []) + [grid.shape[-1]]
+    return torch.cat([grid.new_zeros(0, *last), *each]).reshape(*lead, *last)
+
+
+def _backprojected(
+    values: Tensor, resolution: Any, batched: bool, labels: Tensor | None = None, **rays: Tensor
+) -> Tensor:
+    lead = values.shape[: -1 if labels is None else -2]
+    size = [resolution] * 3 if isinstance(resolution, int) else resolution
+    options = {} if labels is None else {"labels": labels, "label_count": values.shape[-2]}
+    each = [
+        reference.backproject_rays(
+            one.reshape(len(x["origins"]), *values.shape[len(lead) :]), **x, size=size, **options
+        )
+        for one, x in zip(values if batched else [values], _rows(lead, batched, **rays))  # noqa: B905
+    ]
+    total = torch.stack(each) if each else values.new_zeros(0, *size, values.shape[-1])
+    return total if batched else total[0]
+
+
+@st.composite
+def _surface_arguments(draw: st.DrawFn) -> dict[str, Any]:
+    """A plane through the cube, and rays that go more or less across it."""
+    device, dtype, sizes = draw(devices), draw(st.sampled_from([torch.float32, torch.float64])), draw(st.integers(2, 9))
+    axes = torch.linspace(0, 1, sizes, dtype=torch.float64)
+    points = torch.stack(torch.meshgrid(axes, axes, axes, indexing="ij"), dim=-1)
+    normal = torch.tensor([1.0, 0.3, -0.4], dtype=torch.float64) * draw(st.sampled_from([1.0, -1.0, 10.0]))
+    count = draw(_COUNTS)
+    origins = draw(numbers((count, 3), torch.float64, 0.3, 0.7)) - 1.1 * torch.tensor([1.0, 0.0, 0.0]).double()
+    directions = torch.tensor([1.0, 0.0, 0.0]) + draw(numbers((count, 3), torch.float64, -0.2, 0.2))
+    grid = ((points - 0.5) * normal).sum(-1, keepdim=True)
+    arguments = {"grid": grid.to(dtype), "origins": origins.to(dtype), "directions": directions.to(dtype)}
+    return draw(all_placed(arguments | {"level": draw(st.sampled_from([0.0, 0.05]))}, device))
+
+
+def _crossings(grid: Tensor, origins: Tensor, directions: Tensor, level: float) -> tuple[Tensor, Tensor]:
+    origins, directions = torch.broadcast_tensors(origins, directions)
+    t = reference.first_crossing(grid, origins.reshape(-1, 3), directions.reshape(-1, 3), level)
+    t = t.reshape(origins.shape[:-1])
+    return torch.where(t < 7, t, torch.inf), t < 7
+
+
 SAMPLING = {
+    "integrate_rays": Subject(
+        ops.integrate_rays,
+        _line_arguments(),
+        _integrals,
+        trained=("grid",),
+        check_extreme=others_unchanged(ops.integrate_rays, ("origins", "directions")),
+        extreme=("origins", "directions"),
+    ),
+    "backproject_rays": Subject(ops.backproject_rays, _line_arguments(True), _backprojected, trained=("values",)),
+    "first_crossing": Subject(
+        ops.first_crossing,
+        _surface_arguments(),
+        _crossings,
+        check_extreme=others_unchanged(ops.first_crossing, ("origins", "directions")),
+        extreme=("origins", "directions"),
+    ),
     "sample_cubic": Subject(
         ops.sample_cubic,
         _cubic_arguments(),

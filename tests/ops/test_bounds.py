@@ -323,7 +323,7 @@ def make_walk(device, rays):
 FREE = {("append_view", "directions"), ("pixel_rays", "index")}
 FREE |= {(op, "occupied") for op in ("pack_occupancy", "empty_distance")}
 FREE |= {(op, "ray_offsets") for op in ("count_visible_samples", "ray_light", "ray_light_backward", "composite")}
-FREE |= {("render_baked_image", "blocks")}
+FREE |= {("render_baked_image", "blocks"), ("render_baked_image", "values")}
 FREE |= {("sum_along_rays", "values"), ("sum_along_rays", "ray_offsets"), ("scan_along_rays", "ray_offsets")}
 FREE |= {("color_error", "truth"), ("color_error_backward", "truth")}
 FREE |= {("color_error", "rays_kept"), ("color_error_backward", "rays_kept"), ("color_error_backward", "grad")}
@@ -341,6 +341,7 @@ FREE |= {
 FREE |= {("sample_in_box", name) for name in ("grid", "points")}
 FREE |= {("sample_separable", name) for name in ("grid", "points")} | {("point_gradient_separable", "grid")}
 FREE |= {("lens_rays", "points"), ("lens_points", "rays")}
+FREE |= {("integrate_rays", "grid"), ("line_gradient", "grid"), ("first_crossing", "grid")}
 FREE |= {("active_tiles_", name) for name in ("occupied", "tiles", "count")}
 FREE |= {
     (f"{op}_vertices_", name) for op in ("touched", "pack", "unpack") for name in ("grad", "grid", "table", "packed")
@@ -348,7 +349,6 @@ FREE |= {
 
 # Numbers in tensors, a tensor that stands for its device, and one of any shape.
 UNCHECKED = {("grid_adam_", "lrs"), ("grid_adam_", "steps"), ("pyramid_image_fits", "like")}
-UNCHECKED |= {("bspline_prefilter", "grid")}
 
 # Ops of which no argument has to be as long as another.
 WITHOUT_LENGTHS = {
@@ -358,7 +358,7 @@ WITHOUT_LENGTHS = {
 }
 
 # Ops that run on the device of their only tensor, whichever that is.
-OF_ONE_TENSOR = {"pack_occupancy", "empty_distance", "pyramid_image_fits", "bspline_prefilter"}
+OF_ONE_TENSOR = {"pack_occupancy", "empty_distance", "pyramid_image_fits"}
 
 WRONG = {
     "dimensions": lambda x: x[None],
@@ -385,7 +385,7 @@ def assert_refused(device, name, kind):
         either = (
             kind in ("length", "device")
             or place == 0
-            or any(word in name for word in ("_trilinear", "_cells", "_separable"))
+            or any(word in name for word in ("_trilinear", "_cells", "_separable", "project_rays", "line_"))
         )
         blamed = ".*" if either else rf"(\b{names[place]}\b.*|{names[place]}\[.*)"
         with pytest.raises(RuntimeError, match=rf"{blamed}(must|expected)"):

@@ -81,6 +81,15 @@ RIGHT = {
     *(("other precision", name, "alpha") for name in ("alpha_weights", "alpha_transmittance")),
     *(("other precision", name, "values") for name in SCANS),
     *(("other precision", "importance_sample", name) for name in ("weights", "offset")),
+    *((kind, name, "grid") for name in ("integrate_rays", "first_crossing") for kind in ("length", "other precision")),
+    *(
+        (kind, name, f"{of}s")
+        for name in ("integrate_rays", "first_crossing")
+        for of in ("origin", "direction")
+        for kind in ("dimensions", "other precision")
+    ),
+    ("dimensions", "backproject_rays", "values"),
+    *(("other precision", "backproject_rays", name) for name in ("values", "origins", "directions")),
     *(("nothing", name, "offset") for name in ("importance_sample", "march_rays", "render_grid")),
     ("nothing", "sum_along_rays", "weights"),
     *(("device", name, "ray_index") for name in ("offsets_from_ray_index", "pack_info")),
@@ -266,6 +275,18 @@ REFUSALS = [
     ("importance_sample", "offset", torch.rand(3, 5), r"shape \(3, 3\), got \(3, 5\)"),
     ("importance_sample", "offset", 0.5, r"a torch\.Tensor, got float"),
     ("importance_sample", "ray_offsets", torch.tensor([8, 3, 3, 0]), "not decrease"),
+    ("integrate_rays", "grid", torch.zeros(2, 2, 2), r"\(X, Y, Z, C\) or \(B, X, Y, Z, C\), got \(2, 2, 2\)"),
+    ("integrate_rays", "grid", torch.zeros(2, 0, 2, 1), "vertices"),
+    ("integrate_rays", "origins", torch.zeros(8, 2), r"\(8, 3\), got \(8, 2\)"),
+    ("integrate_rays", "near", "0", "a number, got '0'"),
+    ("integrate_rays", "far", math.nan, "a number, got nan"),
+    ("integrate_rays", "far", torch.zeros(7), r"expands to \(8,\), got \(7,\)"),
+    ("integrate_rays, labels", "labels", torch.zeros(3, 4, 5), "uint8 or .*, got float"),
+    ("integrate_rays, labels", "labels", torch.zeros(3, 4, 4).int(), r"\(3, 4, 5\), got \(3, 4, 4\)"),
+    *[("integrate_rays, labels", "label_count", x, "int of at least 1|number of labels") for x in (0, None, 1.5)],
+    *[("backproject_rays", "resolution", x, "") for x in ((3, 4), 0, (3, 4, 1.5))],
+    ("backproject_rays", "values", torch.zeros(()), "got no rays"),
+    ("first_crossing", "grid", torch.zeros(6, 5, 7, 2), r"\(6, 5, 7, 1\), got \(6, 5, 7, 2\)"),
     ("pixel_colors", "pixel_averaging", "sRGB", r"one of \['linear_light', 'encoded'\], got 'sRGB'"),
 ]
 

@@ -31,6 +31,7 @@ from voxelfield.media.html import page_template
 from voxelfield.models.model import Model
 from voxelfield.ops import PackedSamples
 from voxelfield.ops._internal.stencil import atlas_coordinates
+from voxelfield.rendering.backends import shading_columns
 from voxelfield.rendering.bricks import PER_VOXEL, Bricks, bake, can_bake, stored_bytes
 from voxelfield.rendering.cameras import Cameras, check_not_empty, distance_to_nearest, views_of_points
 from voxelfield.rendering.paths import upright_axes
@@ -72,11 +73,11 @@ def save_web_page(
 ) -> None:
     """Writes a page that draws a field in a browser and lets one move through it.
 
-    With deferred shading, the page draws the images of the backend ``render_baked_image``, up to rounding, without the
-    lens. For other fields, the view dependence of colours is approximated
-    (:class:`voxelfield.fields.harmonics.HarmonicsDecoder`). The log says how much the images differ from those of
-    :func:`voxelfield.rendering.render.render_view`. The page contains all data, unless they exceed :data:`MAX_INLINE`
-    when compressed: then they are loaded from files beside it.
+    With deferred shading, the page draws the images of the backend ``render_baked_image``, without the lens, from
+    values that are interpolated (:meth:`voxelfield.rendering.bricks.Bricks.unpacked`) and rounded to 8 bits. For other
+    fields, the view dependence of colours is approximated (:class:`voxelfield.fields.harmonics.HarmonicsDecoder`). The
+    log says how much the images differ from those of :func:`voxelfield.rendering.render.render_view`. The page contains
+    all data, unless they exceed :data:`MAX_INLINE` when compressed: then they are loaded from files beside it.
 
     The page first draws blocks of 3 x 3 x 3 vertices, and replaces them by blocks of 8 x 8 x 8 as these arrive, in the
     order of the number of pixels that they cover in the images of all cameras.
@@ -345,7 +346,8 @@ def _ordered(bricks: Bricks, order: Tensor) -> tuple[Tensor, Tensor]:
     ``order`` (N,) are numbers of stored blocks. The atlas (8 A, 8 B, 8 C, 1 + V) float16 has logarithms of densities,
     and values from 0 to 255.
     """
-    atlas = torch.cat((bricks.log_density[..., None], bricks.values.half()), dim=-1)
+    log_density, values = bricks.unpacked()
+    atlas = torch.cat((log_density[..., None], values.half()), dim=-1)
     exists, shape = bricks.blocks >= 0, [size // BLOCK_VERTICES for size in atlas.shape[:3]]
     # In a layer, neighbours stay together, which compresses better.
     order = torch.cat([layer.sort().values for layer in order.split(shape[1] * shape[2])])
@@ -386,17 +388,14 @@ def _packed_weights(field: RadianceField, bricks: Bricks) -> Tensor:
     """Returns the matrices of the colour network below each other, (1, rows, columns / 4, 4) float32.
 
     Of a :class:`HarmonicsDecoder`, these are the coefficients for red, green, blue and nothing, value by value.
-    Rows and columns of each matrix are padded to multiples of four, and the columns of the first to the numbers of
-    values and harmonics that the shader has.
+    Rows and columns of each matrix are padded to multiples of four.
     """
     decoder = field.decoder
     if isinstance(decoder, HarmonicsDecoder):
         return F.pad(decoder.basis, (0, 0, 0, 1, 3, 0)).reshape(1, -1, BASES // 4, 4)
     assert isinstance(decoder, DeferredMLPDecoder)
     first, *others = (matrix.detach().float() for matrix in decoder.color_network)
-    values, harmonics = first.split((decoder.emitted, first.shape[1] - decoder.emitted), dim=1)
-    values = F.pad(values, (0, bricks.values.shape[-1] - values.shape[1]))
-    matrices = [torch.cat((values, F.pad(harmonics, (0, BASES - harmonics.shape[1]))), dim=1), *others]
+    matrices = [shading_columns(decoder, first, len(bricks.low)), *others]
     columns = 4 * -(-max(matrix.shape[1] for matrix in matrices) // 4)
     padded = [F.pad(matrix, (0, columns - matrix.shape[1], 0, -matrix.shape[0] % 4)) for matrix in matrices]
     return torch.cat(padded).view(1, -1, columns // 4, 4)
@@ -405,7 +404,7 @@ def _packed_weights(field: RadianceField, bricks: Bricks) -> Tensor:
 def _constants(model: Model, field: RadianceField, bricks: Bricks) -> Iterator[str]:
     """Yields the lines that define the constants of the shader."""
     settings, decoder = model.settings, field.decoder
-    textures, layers, width = bricks.values.shape[-1] // 4, 0, 0
+    textures, layers, width = len(bricks.low) // 4, 0, 0
     if isinstance(decoder, HarmonicsDecoder):
         yield "#define HARMONICS"
     else:
@@ -430,7 +429,7 @@ def _constants(model: Model, field: RadianceField, bricks: Bricks) -> Iterator[s
     vectors = {"BACKGROUND": model.background.tolist()}
     lists = {"LATTICE": bricks.aabb, "CELLS": model.occupancy.aabb}
     for name, values in (("LOW", bricks.low), ("EXTENT", bricks.extent)):
-        lists[name] = F.pad(values, (0, 4 * textures - len(values))).view(-1, 4)
+        lists[name] = values.view(-1, 4)
     if field.warp is None:
         lists["BOX"] = field.grid.aabb
     elif isinstance(field.warp, NdcBox):

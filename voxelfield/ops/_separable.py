@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.foundation.autograd import MaybeTensor, OpFunction
 from voxelfield.foundation.checks import (
     FLOATING,
     INTEGERS,
@@ -25,7 +24,6 @@ from voxelfield.foundation.checks import (
 from voxelfield.foundation.errors import ArgumentValueError
 from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Stencil, declare_lookup, declare_splat
 from voxelfield.ops._grids import PADDINGS, as_rows, sample_lookup, value_and_gradient
-from voxelfield.ops._table import declare, run_raw
 
 KERNELS: dict[str, int] = {"nearest": 0, "linear": 1, "convolution": 2, "bspline": 3}
 
@@ -189,36 +187,3 @@ def splat_separable(values: Tensor, points: Tensor, size: Sequence[int], options
     """Adds values (N, C) up in a new grid, or those of a batch in as many grids."""
     summed: Tensor = _splat(values, points, list(size), *options, whole_scale(values, size, False))
     return summed
-
-
-class Prefilter(OpFunction):
-    """Solves for coefficients; linear, and its adjoint is itself up to the ends of the axes."""
-
-    forward = run_raw("bspline_prefilter")
-
-    @staticmethod
-    def setup_context(ctx: object, inputs: tuple[object, ...], output: Tensor) -> None:
-        ctx.options = inputs[1:]  # type: ignore[attr-defined]
-
-    @staticmethod
-    def backward(ctx: object, grad: Tensor) -> tuple[MaybeTensor, ...]:
-        *options, transposed = ctx.options  # type: ignore[attr-defined]
-        return Prefilter.apply(grad, *options, not transposed), None, None, None, None
-
-    @staticmethod
-    def jvp(ctx: object, tangent: Tensor, *_: None) -> Tensor:
-        return Prefilter.apply(tangent, *ctx.options)  # type: ignore[attr-defined]
-
-    @staticmethod
-    def vmap(info: object, dims: tuple[int | None, ...], grid: Tensor, *options: object) -> tuple[Tensor, int]:
-        return Prefilter.apply(grid.movedim(dims[0] or 0, 0), *options), 0
-
-
-def _map_prefilter(info: object, dims: tuple[int | None, ...], grid: Tensor, *options: object) -> tuple[Tensor, int]:
-    filtered: Tensor = prefilter.raw(grid.movedim(dims[0] or 0, 0), *options)
-    return filtered, 0
-
-
-prefilter = declare(
-    "bspline_prefilter", lambda grid: grid.new_empty(grid.shape), function=Prefilter, batching=_map_prefilter
-)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from voxelfield.foundation.autograd import needs_long_path
+from voxelfield.foundation.autograd import MaybeTensor, needs_long_path
 from voxelfield.foundation.checks import (
     INTEGERS,
     check_choice,
@@ -19,12 +19,25 @@ from voxelfield.foundation.checks import (
     truth_of,
 )
 from voxelfield.foundation.errors import ArgumentValueError
+from voxelfield.foundation.private_torch import below_autograd
+from voxelfield.ops._derivatives import Gather, Stencil
 from voxelfield.ops._grids import PADDINGS, check_grid_dtype, shared_grid
-from voxelfield.ops._separable import as_complex, as_real, sample_separable, separable_options
+from voxelfield.ops._separable import (
+    KERNELS,
+    as_complex,
+    as_real,
+    sample_separable,
+    separable_options,
+    separable_stencil,
+)
 from voxelfield.ops.grid import sample_trilinear
 
 # Torch's names of the modes, and this library's.
 _MODES: dict[str, str] = {"bilinear": "linear", "nearest": "nearest", "bicubic": "convolution"}
+
+# Torch's numbers of modes and of paddings, for the numbers in the options of raw ops.
+_TORCH_MODES = {KERNELS[kernel]: number for number, kernel in enumerate(_MODES.values())}
+_TORCH_PADDINGS = {PADDINGS[name]: number for number, name in enumerate(("zeros", "border", "reflection"))}
 
 # A volume in NCDHW order with at least this many voxels per point is sampled channel by channel, because rearranging
 # all voxels would take longer than reading the few that points need from one place for each channel.
@@ -44,6 +57,11 @@ def grid_sample(
     differentiable in every mode, ``"bicubic"`` also samples volumes (with 64 voxels a position), it is deterministic on
     CUDA under ``torch.use_deterministic_algorithms(True)``, positions that are not finite yield zeros with any padding,
     and under autocast the result keeps the dtype of ``input``.
+
+    On the CPU, float32 and float64 images in the default order of dimensions are sampled, and differentiated once, by
+    torch's own kernels, which are faster than those of this library. Second derivatives, ``"periodic"`` padding, all
+    other dtypes, images that are expanded or have channels last, and calls with a position that is not finite are left
+    to the latter.
 
     Images, and volumes with ``"bicubic"``, are read where they are, in the default order of dimensions or with channels
     last. In the other modes, a volume of one channel, or in ``torch.channels_last_3d``, is read where it is. One in the
@@ -87,6 +105,10 @@ def grid_sample(
     _check(input, grid, mode, padding_mode)
     grid = grid.to(coordinate_dtype(input.dtype))
     kernel, align_corners = _MODES[mode], truth_of("align_corners", align_corners)
+    if _by_torch(input, grid, kernel, padding_mode):
+        stencil = separable_stencil(*separable_options(kernel, padding_mode, align_corners, False, True, True))
+        sampled: Tensor = _ImageGather.apply(stencil, None, None, grid.flatten(1, 2), input)
+        return sampled.view(*input.shape[:2], *grid.shape[1:3])
     if kernel == "convolution" or (input.dim() == 4 and input.dtype not in INTEGERS):
         return _sample_where_it_is(input, grid, kernel, padding_mode, align_corners)
     # The axes of the volume are z, y, x: it is read in that order, and the positions are reversed. (grid + 1) / 2 in
@@ -133,6 +155,46 @@ def _sample_where_it_is(input: Tensor, grid: Tensor, kernel: str, padding: str, 
         sampled = sampled.movedim(1, 0) if planar else sampled
     sampled = sampled if planar else sampled.movedim(-1, 1)
     return sampled.contiguous().view(*input.shape[:2], *grid.shape[1:-1])
+
+
+class _ImageGather(Gather):
+    """Samples images (N, C, H, W) at points (N, P, 2) by torch's kernels; only their second derivatives are ours."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> Tensor:
+        stencil, _, _, points, images = inputs
+        with below_autograd():
+            return torch.ops.aten.grid_sampler_2d(images, points.unsqueeze(1), *_torch_options(stencil)).squeeze(2)
+
+    @classmethod
+    def backward(cls, ctx: Any, *grads: MaybeTensor) -> tuple[MaybeTensor, ...]:
+        (grad,) = grads
+        if grad is None or torch.is_grad_enabled():
+            return Gather.backward(ctx, *grads)
+        *_, of_points, of_images = ctx.needs_input_grad
+        points, *features = ctx.saved_tensors
+        # The kernel takes an image also where no derivative needs one, and none is stored then.
+        images = features[-1] if features else grad.new_zeros(()).expand(ctx.shapes[0])
+        to_images, to_points = torch.ops.aten.grid_sampler_2d_backward(
+            grad.unsqueeze(2), images, points.unsqueeze(1), *_torch_options(ctx.stencil), (of_images, of_points)
+        )
+        return None, None, None, to_points.squeeze(1) if of_points else None, to_images if of_images else None
+
+
+def _torch_options(stencil: Stencil) -> tuple[int, int, bool]:
+    kernel, padding, align_corners, *_ = stencil.options
+    return _TORCH_MODES[kernel], _TORCH_PADDINGS[padding], align_corners
+
+
+def _by_torch(input: Tensor, grid: Tensor, kernel: str, padding: str) -> bool:
+    """Tells whether torch's kernels sample this input, and sample it as this library does."""
+    if input.dim() != 4 or input.device.type != "cpu" or input.dtype not in (torch.float32, torch.float64):
+        return False
+    if padding == "periodic" or not input.is_contiguous() or needs_long_path():
+        return False
+    # Outside of the image, where "zeros" makes all positions equal, the nearest pixel needs no test. A sum is finite
+    # only if all terms are.
+    return (kernel == "nearest" and padding == "zeros") or math.isfinite(grid.detach().sum().item())
 
 
 def _check(input: Tensor, grid: Tensor, mode: str, padding_mode: str) -> None:

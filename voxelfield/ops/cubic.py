@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, overload
 
+import torch
 from torch import Tensor
 
-from voxelfield.foundation.checks import FLOATING, check_choice, check_dense, check_dtype, truth_of
+from voxelfield.foundation.checks import FLOATING, check_choice, check_dense, check_dtype, coordinate_dtype, truth_of
 from voxelfield.foundation.errors import ArgumentValueError, shown
 from voxelfield.ops._grids import PADDINGS, Padding
-from voxelfield.ops._separable import as_complex, as_real, prefilter, sample_along
+from voxelfield.ops._separable import sample_along
 
 CubicKernel = Literal["bspline", "convolution"]
 CUBIC_KERNELS: tuple[str, ...] = ("bspline", "convolution")
+
+# Coefficients are the values filtered recursively in both directions with this pole. That takes five steps of twice the
+# length each, because further terms of the impulse response change no digit of a float64.
+_POLE = math.sqrt(3) - 2
+_STEPS = (1, 2, 4, 8, 16)
+_REACH = sum(_STEPS)
 
 
 @overload
@@ -85,8 +93,8 @@ def bspline_prefilter(
     """Returns the coefficients of the cubic B-splines that take given values at the vertices.
 
     Sampled by :func:`voxelfield.ops.sample_cubic` with ``kernel="bspline"`` and the same ``padding`` and
-    ``align_corners``, they give the values, at the outermost vertices too. Each axis is solved exactly, by elimination,
-    or with ``"periodic"`` by a recursive filter (Unser 1999).
+    ``align_corners``, they give the values, at the outermost vertices too. Each axis is filtered recursively (Unser
+    1999), continued beyond its ends as ``padding`` continues the coefficients.
 
     Args:
         grid: (..., X, Y, Z, C), (..., X, Y, C) or (..., X, C) values, of the dtypes of
@@ -110,10 +118,50 @@ def bspline_prefilter(
         raise ArgumentValueError(
             f"dimensions must be 1, 2 or 3, and less than grid has, {grid.dim()}, got {shown(dimensions)}"
         )
-    if grid.is_complex():
-        return as_complex(bspline_prefilter(as_real(grid), axes, padding=padding, align_corners=align_corners))
-    check_dtype("grid", grid, FLOATING)
+    if not grid.is_complex():
+        check_dtype("grid", grid, FLOATING)
     if 0 in grid.shape[-axes - 1 : -1]:
         raise ArgumentValueError(f"grid must have 1 to 2^30 vertices along each axis, got shape {tuple(grid.shape)}")
-    filtered: Tensor = prefilter(grid, axes, PADDINGS[padding], truth_of("align_corners", align_corners), False)
+    mirrors = padding == "reflection" and truth_of("align_corners", align_corners)
+    filtered = grid if grid.is_complex() else grid.to(coordinate_dtype(grid.dtype))
+    for axis in range(grid.dim() - 1 - axes, grid.dim() - 1):
+        filtered = _filtered(filtered, axis, padding, mirrors)
+    return (filtered * (-6 * _POLE) ** axes).to(grid.dtype)
+
+
+def _filtered(values: Tensor, axis: int, padding: str, mirrors: bool) -> Tensor:
+    """Filters along an axis, up to the factor of the result; see :func:`_beyond` for the arguments."""
+    before, after = (_beyond(values, axis, first, padding, mirrors) for first in (-_REACH, values.shape[axis]))
+    filtered = torch.cat((before, values, after), axis)
+    for backwards in (False, True):
+        for step in _STEPS:
+            parts = [filtered.narrow(axis, at, filtered.shape[axis] - step) for at in (0, step)]
+            filtered = torch.add(parts[not backwards], parts[backwards], alpha=_POLE**step)
     return filtered
+
+
+def _beyond(values: Tensor, axis: int, first: int, padding: str, mirrors: bool) -> Tensor:
+    """Returns the values from index ``first`` on, outside of the axis, that make its coefficients go on as padded.
+
+    Args:
+        values: Of any shape.
+        axis: Not negative.
+        first: Index of the first of them.
+        padding: As for :func:`bspline_prefilter`.
+        mirrors: Whether the grid is mirrored at its outermost vertices. All other reflections are half a cell beyond
+            them, where coefficients that are repeated once, which are all that count, are mirrored too.
+    """
+    size, index = values.shape[axis], torch.arange(first, first + _REACH, device=values.device)
+    if padding == "periodic":
+        return values.index_select(axis, index % size)
+    # If the coefficients next to the outermost ones are zero, the values are odd about these.
+    odd = int(padding == "zeros")
+    at_vertices = bool(odd) or mirrors
+    period = max(2 * (size - 1 + 2 * odd), 1) if at_vertices else 2 * size
+    phase = (index + odd) % period
+    vertex = torch.minimum(phase, period - int(not at_vertices) - phase) - odd
+    found = values.index_select(axis, vertex.clamp(0, size - 1))
+    if not odd:
+        return found
+    sign = torch.sign(phase * (size + 1 - phase)).to(found.dtype)
+    return found * sign.view(-1, *[1] * (values.dim() - 1 - axis))

@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from voxelfield.fields.decoders import FusedMLPDecoder, SHDecoder
+from voxelfield import ops
+from voxelfield.fields.decoders import DeferredMLPDecoder, FusedMLPDecoder, SHDecoder
 from voxelfield.fields.density import DensityActivation, ExponentialDensity
 from voxelfield.fields.field import Field, RadianceField, warp_of
 from voxelfield.foundation import constants
@@ -34,7 +36,7 @@ from voxelfield.warps.warp import nested_box_args
 _GRID_DTYPES = (torch.float32, torch.float16)
 _MAX_VERTICES = 2**31 - 2
 
-# Pixels that are shaded at once, which limits the memory for large images.
+# Pixels that are shaded at once on the CPU, which limits the memory for large images.
 _PIXELS_AT_ONCE = 1 << 19
 
 Draw = Callable[[Cameras, int], View]
@@ -245,8 +247,8 @@ class PyramidImages(ImageBackend):
 class BakedImages(ImageBackend):
     """One kernel that reads :class:`voxelfield.rendering.bricks.Bricks`, and the network of deferred shading per pixel.
 
-    Densities and values are interpolated between these vertices after the first network instead of before it, and
-    values are rounded to 8 bits, so images differ slightly from images of ``render_view``.
+    Densities and values are interpolated between these vertices after the first network instead of before it, and are
+    quantised, so images differ slightly from images of ``render_view``.
     """
 
     name = "render_baked_image"
@@ -262,35 +264,42 @@ class BakedImages(ImageBackend):
         """See :class:`ImageBackend`. Evaluates the field at all vertices of occupied blocks."""
         field, background = source.field, source.background
         assert isinstance(field, RadianceField)
-        bricks, shade = bake(field, source.occupancy), field.shade
-        assert shade is not None
+        bricks, decoder = bake(field, source.occupancy), field.decoder
+        assert isinstance(decoder, DeferredMLPDecoder)
+        weights = [matrix.detach().to(source.stored_dtype) for matrix in decoder.color_network]
+        weights[0] = shading_columns(decoder, weights[0], len(bricks.low))
 
-        def colors(sums: Tensor, opacity: Tensor, directions: Tensor) -> Tensor:
-            if sums.is_cuda:
-                rgb = shade(bricks.means(sums, opacity), directions)
+        def shaded(rgb: Tensor, opacity: Tensor, depth: Tensor, inputs: Tensor) -> View:
+            if inputs.is_cuda:
+                specular = ops.mlp(inputs, weights)
             else:
                 # Most of the time would go into pixels that show nothing; on CUDA, finding them would synchronise.
-                shown = (opacity != 0).nonzero()[:, 0]
-                rgb = torch.zeros_like(directions)
-                rgb[shown] = shade(bricks.means(sums[shown], opacity[shown]), directions[shown])
-            return opacity[:, None] * rgb + (1 - opacity[:, None]) * background
-
-        def shaded(sums: Tensor, opacity: Tensor, depth: Tensor, directions: Tensor) -> View:
-            pixels = sums.flatten(0, 1), opacity.flatten(), directions.flatten(0, 1)
-            parts = (colors(*part) for part in zip(*(x.split(_PIXELS_AT_ONCE) for x in pixels), strict=True))
-            return View(torch.cat(list(parts)).view(*opacity.shape, 3), opacity, depth)
+                shown = (opacity.flatten() != 0).nonzero()[:, 0]
+                specular = inputs.new_zeros(len(inputs), 3)
+                for part in shown.split(_PIXELS_AT_ONCE):
+                    specular[part] = ops.mlp(inputs[part], weights)
+            return View(torch.addcmul(rgb, opacity[..., None], specular.view_as(rgb).float()), opacity, depth)
 
         return _one_kernel(
             render_baked_image,
             source,
             shaded,
-            log_density=bricks.log_density,
-            values=bricks.values,
-            blocks=bricks.blocks,
-            aabb=bricks.aabb,
+            **vars(bricks),
+            background=background,
+            degree=decoder.view_degree,
             clip=field.grid.aabb if field.warp is None else None,
             boxes=nested_box_args(field.warp),
         )
+
+
+def shading_columns(decoder: DeferredMLPDecoder, first: Tensor, values: int) -> Tensor:
+    """Returns the first matrix of a decoder's colour network for inputs that kernels write, (width, values + 16).
+
+    The columns of values and harmonics that the decoder does not have are zeros.
+    """
+    own, harmonics = first.split((decoder.emitted, first.shape[1] - decoder.emitted), dim=1)
+    bases = (constants.MAX_DEGREE + 1) ** 2
+    return torch.cat((F.pad(own, (0, values - own.shape[1])), F.pad(harmonics, (0, bases - harmonics.shape[1]))), dim=1)
 
 
 def _warp_has_kernel(field: Field) -> bool:

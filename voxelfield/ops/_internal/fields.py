@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from voxelfield.foundation import constants
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
 from voxelfield.ops._table import declare
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
@@ -123,9 +124,9 @@ def _image(c2w: Tensor, width: int, height: int) -> tuple[Tensor, Tensor, Tensor
     return c2w.new_empty(height, width, 3), c2w.new_empty(height, width), c2w.new_empty(height, width)
 
 
-def _baked_image(c2w: Tensor, width: int, height: int, values: Tensor) -> tuple[Tensor, ...]:
-    directions, opacity, depth = _image(c2w, width, height)
-    return c2w.new_empty(height, width, values.shape[-1]), opacity, depth, directions
+def _baked_image(c2w: Tensor, width: int, height: int, low: Tensor) -> tuple[Tensor, ...]:
+    inputs = height * width, len(low) + (constants.MAX_DEGREE + 1) ** 2
+    return *_image(c2w, width, height), c2w.new_empty(inputs, dtype=torch.float16 if c2w.is_cuda else torch.float32)
 
 
 render_pyramid_image = declare("render_pyramid_image", _image)
@@ -169,17 +170,21 @@ Returns as :data:`render_pyramid_image`; the depth is 0 where the opacity is 0.
 render_baked_image = declare("render_baked_image", _baked_image)
 r"""Sums the values of a baked field along the ray of every pixel of a camera, in one kernel; without gradient.
 
-A sample's density is exp of the interpolated ``log_density``, and its values are interpolated too. They are summed with
-the rendering weights (Max 1995). Camera, occupied cells, thresholds and ``boxes`` are as for
+A sample's density is exp of the interpolated logarithm, and its values are interpolated too. They are averaged with the
+rendering weights (Max 1995). Camera, occupied cells, thresholds, ``background`` and ``boxes`` are as for
 :data:`render_pyramid_image`; ``aabb_occupancy``, ``aabb`` and ``step`` are in warped coordinates.
 
-The field is an atlas of blocks as in :class:`voxelfield.grids.sparse_grid.SparseGrid`: ``log_density`` (8 A, 8 B, 8 C)
-float16 has the logarithms of densities, per unit in warped coordinates, and ``values`` (8 A, 8 B, 8 C, V) uint8, V = 8
-or 16, where 255 stands for 1. ``blocks`` (X', Y', Z') int32 is the table of these blocks, and ``aabb`` (2, 3) float32
-the box of their lattice. ``clip`` is (2, 3) float32, a box to which rays are clipped; None with ``boxes``.
+The field is an atlas of blocks as in :class:`voxelfield.grids.sparse_grid.SparseGrid`. ``density`` (8 A, 8 B, 8 C)
+uint8, ``log_low`` and ``log_step`` are logarithms of densities; ``values`` (M, V / 2) uint8, V = 8 or 16, ``first``
+(A B C,) int32, ``side`` (A B C,) uint8 and ``ranges`` (A B C, 2, V) uint8 are values, and ``low`` and ``extent`` (V,)
+float32 what these stand for, all as in :class:`voxelfield.rendering.bricks.Bricks`. ``blocks`` (X', Y', Z') int32 is
+the table of these blocks, and ``aabb`` (2, 3) float32 the box of their lattice. ``clip`` is (2, 3) float32, a box to
+which rays are clipped; None with
+``boxes``. ``degree``, 0 to 3, is that of the spherical harmonics.
 
-Returns sums (height, width, V), opacity and depth as :data:`render_pyramid_image` does, and the unit directions
-(height, width, 3) of the rays; float32. Does not synchronise with the device.
+Returns rgb, opacity and depth as :data:`render_pyramid_image` does, where rgb has the first three of the mean values;
+and the inputs of the colour network (height width, V + 16), float16 on CUDA and float32 on the CPU: mean values and the
+harmonics of the rays' directions, with zeros above ``degree``. Does not synchronise with the device.
 """
 
 _ROW_BYTES = 16  # the widest read of one thread

@@ -1,0 +1,163 @@
+"""Integrals of grids along rays, their adjoint, and first crossings: what is particular to them."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import reference
+import torch
+from op_contracts import lines
+from tolerances import assert_matches
+
+from voxelfield import ops
+
+LARGE = (33, 20, 47)
+
+
+def rays_of(count, device="cpu", dtype=torch.float32):
+    return [x.to(device, dtype) for x in lines(count).values()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("labelled", [False, True])
+def test_backprojection_is_the_adjoint(device, dtype, labelled):
+    rays = rays_of(5000, device, dtype)
+    grid = torch.randn(*LARGE, 3, device=device, dtype=dtype)
+    labels = torch.randint(-1, 5, LARGE, device=device) if labelled else None
+    options = {"labels": labels, "label_count": 4} if labelled else {}
+    integrals = ops.integrate_rays(grid, *rays, **options)
+    values = torch.randn_like(integrals)
+    summed = ops.backproject_rays(values, *rays, LARGE, labels=labels)
+    sides = [(a.double() * b.double()).sum() for a, b in ((integrals, values), (grid, summed))]
+    # Relative to the largest that the product of the two could be.
+    scale = integrals.double().norm() * values.double().norm()
+    assert abs(sides[0] - sides[1]) < (1e-6 if dtype == torch.float32 else 1e-14) * scale
+    assert abs(sides[0]) > 1e-4 * scale
+
+
+def test_many_small_steps_give_the_same(device):
+    """The integral is that of samples by ops.sample_trilinear, so many that their sum is as exact."""
+    origins, directions = rays_of(50, device, torch.float64)
+    grid = torch.rand(9, 5, 12, 2, device=device, dtype=torch.float64)
+    t = (torch.arange(20000, device=device) + 0.5) * 2e-4  # the rays of these tests leave the cube before 4
+    points = origins[:, None] + t[:, None] * directions[:, None]
+    inside = ((points >= 0) & (points <= 1)).all(-1, keepdim=True)
+    expected = (ops.sample_trilinear(grid, points) * inside).sum(1) * 2e-4 * directions.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(ops.integrate_rays(grid, origins, directions), expected, rtol=1e-3, atol=1e-3)
+
+
+# origin, direction, and the integral through a grid of ones
+SPECIAL = {
+    "misses": ((2.0, 2.0, 2.0), (1.0, 0.1, 0.1), 0.0),
+    "points away": ((0.5, 0.5, -1.0), (0.0, 0.0, -1.0), 0.0),
+    "parallel and outside": ((-1.0, 1.5, 0.5), (1.0, 0.0, 0.0), 0.0),
+    "parallel": ((-1.0, 0.5, 0.3), (1.0, 0.0, 0.0), 1.0),
+    "backwards": ((0.4, 3.0, 0.3), (0.0, -2.0, 0.0), 1.0),
+    "in a lower face": ((0.0, -1.0, 0.3), (0.0, 1.0, 0.0), 1.0),
+    "in an upper face": ((1.0, -1.0, 0.3), (0.0, 1.0, 0.0), 1.0),
+    "along an edge": ((1.0, 1.0, 3.0), (0.0, 0.0, -0.5), 1.0),
+    "through vertices": ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0), math.sqrt(3)),
+    "through vertices, down": ((2.0, -1.0, 2.0), (-4.0, 4.0, -4.0), math.sqrt(3)),
+    "from inside": ((0.25, 0.5, 0.5), (0.0, 0.0, 7.0), 0.5),
+    "from a face, inwards": ((0.0, 0.5, 0.5), (0.1, 0.0, 0.0), 1.0),
+    "from a face, outwards": ((0.0, 0.5, 0.5), (-0.1, 0.0, 0.0), 0.0),
+    "from far away": ((0.5, 0.5, -1e4), (0.0, 0.0, 1e4), 1.0),
+    "short direction": ((0.5, 0.5, -1.0), (0.0, 0.0, 1e-12), 1.0),
+    "nearly parallel": ((-1.0, 0.5, 0.3), (1.0, 1e-25, -1e-12), 1.0),
+    "no direction": ((0.5, 0.5, 0.5), (0.0, 0.0, 0.0), 0.0),
+    **{
+        f"{what} {name}": ((number, 0.5, -1.0), (0.0, 0.0, 1.0), 0.0)
+        if what == "origin"
+        else ((0.5, 0.5, -1.0), (0.0, number, 1.0), 0.0)
+        for what in ("origin", "direction")
+        for name, number in (("nan", math.nan), ("inf", math.inf))
+    },
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [(4, 5, 3), (1, 4, 1), (2, 2, 2)])
+def test_special_rays(device, dtype, size):
+    """Others are as if these were not there, and nothing that is not finite comes back."""
+    origins, directions, lengths = (torch.tensor(x, device=device) for x in zip(*SPECIAL.values(), strict=True))
+    rays = [x.to(dtype).requires_grad_() for x in (origins, directions)]
+    grid = torch.ones(*size, 2, device=device, dtype=dtype, requires_grad=True)
+    integrals = ops.integrate_rays(grid, *rays)
+    for name, integral, length in zip(SPECIAL, integrals, lengths, strict=True):
+        torch.testing.assert_close(integral, length.to(dtype).expand(2), rtol=0, atol=3e-6, msg=name)
+    for gradient in torch.autograd.grad(integrals.sum(), [grid, *rays]):
+        assert gradient.isfinite().all()
+    summed = ops.backproject_rays(torch.ones_like(integrals), *rays, size)
+    assert_matches(summed.sum((0, 1, 2)).cpu() / 16, integrals.sum(0).detach().cpu().double() / 16)
+    t, hit = ops.first_crossing(grid[..., :1].detach(), *rays, level=1.0)
+    assert hit.tolist() == [length > 0 for *_, length in SPECIAL.values()], "all of the grid is on the level"
+    assert (t[hit] >= 0).all()
+
+
+def test_limits_and_shapes(device):
+    """Numbers or tensors; one source of many rays; expanded batches; any number of leading dimensions."""
+    grid = torch.rand(4, 5, 6, 1, device=device)
+    source, pixels = torch.tensor([0.3, 0.4, -1.0], device=device), torch.rand(3, 7, 3, device=device)
+    whole = ops.integrate_rays(grid, source, pixels - source)
+    assert whole.shape == (3, 7, 1)
+    before = ops.integrate_rays(grid, source, pixels - source, far=1)
+    after = ops.integrate_rays(grid, source, pixels - source, torch.ones(7, device=device))
+    torch.testing.assert_close(before + after, whole)
+    opposite = ops.integrate_rays(grid, pixels, source - pixels, -math.inf, 0)
+    torch.testing.assert_close(opposite, after)
+    batch = grid.expand(3, *grid.shape)
+    torch.testing.assert_close(ops.integrate_rays(batch, source, pixels - source), whole)
+    separate = ops.backproject_rays(whole, source, pixels - source, (4, 5, 6), batched=True)
+    together = ops.backproject_rays(whole, source, pixels - source, (4, 5, 6))
+    torch.testing.assert_close(separate.sum(0), together)
+    half = ops.integrate_rays(grid.half(), source, pixels - source)
+    assert half.dtype == torch.float16
+    torch.testing.assert_close(half.float(), whole, rtol=2e-3, atol=2e-3)
+
+
+def test_gradients_of_gradients_in_the_grid_exist_and_others_are_refused(device):
+    grid = torch.rand(3, 4, 5, 1, device=device, dtype=torch.float64, requires_grad=True)
+    rays = [x.requires_grad_() for x in rays_of(6, device, torch.float64)]
+    integrals = ops.integrate_rays(grid, *rays)
+    of_grid, of_origins = torch.autograd.grad(integrals.square().sum(), [grid, rays[0]], create_graph=True)
+    torch.autograd.grad(of_grid.square().sum(), rays, retain_graph=True)
+    with pytest.raises(NotImplementedError, match="differentiable once with respect to rays"):
+        torch.autograd.grad(of_origins.sum(), rays[0])
+    reprojected = partial(lambda values: ops.backproject_rays(values, *[x.detach() for x in rays], (3, 4, 5)))
+    assert torch.autograd.gradgradcheck(reprojected, integrals.detach().requires_grad_(), nondet_tol=1e-12)
+
+
+def test_thin_walls_are_found(device):
+    """Both roots within one cell, seen from either side, and the first of them only."""
+    grid = torch.ones(2, 2, 2, 1, device=device, dtype=torch.float64)
+    grid[0, 0, 0] = grid[1, 1, 1] = -1.2
+    origins = torch.tensor([[-1.0, 0.05, 0.05], [2.0, 0.95, 0.95], [-1.0, 0.9, 0.1]], device=device).double()
+    directions = torch.tensor([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]], device=device).double()
+    t, hit = ops.first_crossing(grid, origins, directions, -0.5)
+    assert hit.tolist() == [True, True, False]
+    assert t[2] == math.inf
+    torch.testing.assert_close(t[:2], t[:1].expand(2))
+    saddle = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, -20.0], device=device).double().view(2, 2, 2, 1)
+    # Along this diagonal the value is 1 - 21 s (1 - s) s: below zero in the middle of the cell only.
+    start = torch.tensor([[-1.0, 2.0, -1.0]], device=device).double()
+    along = torch.tensor([[1.0, -1.0, 1.0]], device=device).double()
+    t, hit = ops.first_crossing(saddle, start, along)
+    s = float(t) - 1
+    assert bool(hit)
+    assert abs(1 - 21 * s * s * (1 - s)) < 1e-12
+    assert s < 2 / 3
+
+
+def test_a_crossing_is_on_the_level(device):
+    """In float32, through many cells; the nearest one of a reference that samples the rays."""
+    grid = torch.randn(*LARGE, 1, device=device).cumsum(0) + 3
+    origins, directions = rays_of(300, device)
+    t, hit = ops.first_crossing(grid, origins, directions)
+    where = origins + t.nan_to_num(posinf=0.0)[:, None] * directions
+    assert ops.sample_trilinear(grid, where)[hit].abs().max() < 2e-3
+    expected = reference.first_crossing(grid.cpu().double(), origins.cpu().double(), directions.cpu().double(), 0.0)
+    found = torch.where(hit, t, 7.0).cpu().double()
+    assert ((found - expected.detach()).abs() < 1e-3).double().mean() > 0.98  # it may step over thin parts
+    assert bool((found < expected.detach() + 1e-3).all())
