@@ -229,7 +229,7 @@ def test_a_page_of_a_given_size_refines_the_blocks_that_cover_the_most_pixels(tm
     assert pixels[refined].min() >= pixels[~refined].max()
     changes = compared[1].density(centres) / compared[0].density(centres) - 1
     assert torch.equal(changes == 0, refined)
-    assert 0.02 < changes[~refined].abs().mean() < 0.5
+    assert changes[~refined].abs().mean() > 0.02
     with pytest.raises(ValueError, match=r"web_size must be at least 0\.\d\d MiB, got 0\.0001"):
         save_web_page(page, model, CAMERAS, web_size=0.0001)
 
