@@ -345,18 +345,6 @@ def _crossing_gradients(
 _SAMPLED = (PADDINGS["border"], True, False, False)
 
 
-def _check(grid: Tensor, origins: Tensor, directions: Tensor, near: MaybeTensor, far: MaybeTensor) -> None:
-    """Raises unless arguments of a raw op fit, as the kernels do."""
-    batch: tuple[int | str, ...] = ("B",) if isinstance(grid, Tensor) and grid.dim() == 5 else ()
-    check_tensor("grid", grid, (*batch, "X", "Y", "Z", "C"))
-    check_dtype("grid", grid, (torch.float32, torch.float64))
-    check_field("origins", origins, (*grid.shape[: len(batch)], "N", 3), grid.dtype, "grid", grid)
-    check_field("directions", directions, tuple(origins.shape), grid.dtype, "grid", grid)
-    for name, limit in (("near", near), ("far", far)):
-        if limit is not None:
-            check_field(name, limit, tuple(origins.shape[:-1]), grid.dtype, "grid", grid)
-
-
 def _integrals(grid: Tensor, origins: Tensor, labels: MaybeTensor, label_count: int) -> Tensor:
     return grid.new_empty(*origins.shape[:-1], *([] if labels is None else [label_count]), grid.shape[-1])
 
@@ -370,9 +358,7 @@ def _crossings(grid: Tensor, origins: Tensor) -> tuple[Tensor, Tensor]:
     return grid.new_empty(shape), grid.new_empty(shape, dtype=torch.bool)
 
 
-_integrate = declare(
-    "integrate_rays", _integrals, check=_check, gradients=_integral_gradients, differentiable=("grid", *_RAYS)
-)
+_integrate = declare("integrate_rays", _integrals, gradients=_integral_gradients, differentiable=("grid", *_RAYS))
 _backproject = declare("backproject_rays", _sums, gradients=_adjoint_gradients, differentiable=("values", *_RAYS))
 _line_gradient = declare(
     "line_gradient",
@@ -386,7 +372,6 @@ _line_gradient = declare(
 _first_crossing = declare(
     "first_crossing",
     _crossings,
-    check=_check,
     gradients=_crossing_gradients,
     differentiable=("grid", "origins", "directions"),
 )
