@@ -39,7 +39,7 @@ _COUNT_EVERY = 0.5  # seconds
 _SEQUENTIAL = (*range(1, 11), *(2**power for power in range(4, 10)))
 _NO_DIRECTION = 0.3  # length of a mean direction below which photographs disagree too much to have one
 
-# Files of weights that COLMAP downloads for ALIKED's features and for LightGlue, which matches them.
+# Weights of ALIKED and of LightGlue, as COLMAP's programs keep them.
 _WEIGHTS = ("aliked-n16rot.onnx", "aliked-lightglue.onnx")
 _NEIGHBOURS = 50  # with which COLMAP compares a photograph at most by positions
 _FEW_FEATURES = 100  # in a photograph, below which it likely shows nothing that can be recognised
@@ -241,17 +241,14 @@ def _options(features: Features) -> tuple[Any, Any]:
     extraction, comparison = pycolmap.FeatureExtractionOptions(), pycolmap.FeatureMatchingOptions()
     if features == "sift":
         return extraction, comparison
-    # Without ONNX, COLMAP ends the process.
-    if not hasattr(extraction, "aliked"):
-        raise MissingPackageError(
-            f"features must be sift with pycolmap {pycolmap.__version__}, which was built without ONNX as on PyPI, got "
-            "aliked: build pycolmap with ONNX_ENABLED=ON"
-        )
+    # Without ONNX COLMAP ends the process, and it would download weights.
     cache = Path.home() / ".cache" / "colmap"
-    if lacking := [name for name in _WEIGHTS if not any(cache.glob(f"*-{name}"))]:
+    lacking = [name for name in _WEIGHTS if not any(cache.glob(f"*-{name}"))]
+    if not hasattr(extraction, "aliked") or lacking:
+        wanted = " and ".join(lacking or _WEIGHTS)
         raise MissingPackageError(
-            f"features must be sift without COLMAP's weights {' and '.join(lacking)} in {cache}, got aliked: its own "
-            "programs download them"
+            f"features must be sift, got aliked, which needs {wanted} in {cache} and a pycolmap with ONNX, which those "
+            "on PyPI lack"
         )
     extraction.type = pycolmap.FeatureExtractorType.ALIKED_N16ROT
     comparison.type = pycolmap.FeatureMatcherType.ALIKED_LIGHTGLUE

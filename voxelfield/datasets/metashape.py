@@ -31,7 +31,7 @@ from voxelfield.datasets.photos import Intrinsics, Photo, scaled, with_shrunk_im
 from voxelfield.datasets.poses import turned_about
 from voxelfield.datasets.registry import Format
 from voxelfield.datasets.scene import Scene
-from voxelfield.datasets.text_files import files_with, numbers_in, read_xml
+from voxelfield.datasets.text_files import files_with, numbers_in, read_xml, warn_of_unused
 from voxelfield.foundation.errors import shown
 from voxelfield.rendering.lens import Lens, LensModel
 
@@ -41,6 +41,8 @@ _MODELS: dict[str, LensModel] = {"frame": "perspective", "fisheye": "fisheye", "
 _LENGTHS = ("f", "cx", "cy", "b1", "b2")
 # Names in a calibration, and those of the lens.
 _TERMS = {"k1": "k1", "k2": "k2", "k3": "k3", "k4": "k4", "p1": "p2", "p2": "p1"}
+# Entries of a camera that are read, and estimates of how exact it is.
+_OF_CAMERA = ("transform", "rotation_covariance", "location_covariance", "orientation", "reference", "meta")
 _LARGEST_SKEW = 0.5  # pixels by which the skew may move the upper edge of an image, and is then left out
 _EARTH = 6.3e6, 6.4e6  # metres from the centre of the Earth, between which positions are geocentric
 _WGS84 = 6378137.0, 6378137.0, 6356752.314245  # semi-axes of the ellipsoid, metres
@@ -57,7 +59,7 @@ def load_metashape(folder: Path, options: LoadOptions) -> Scene:
     if others or len(chunks) != 1:
         raise ValueError(f"{folder}: must have one XML file of cameras, with one chunk, got more: export each alone")
     (chunk,) = chunks
-    posed = [each for each in chunk.iter("camera") if each.find("transform") is not None]
+    posed = [each for each in chunk.iterfind("cameras//camera") if each.find("transform") is not None]
     posed = [each for each in posed if each.get("enabled") not in ("0", "false")]
     components = Counter(camera.get("component_id") for camera in posed).most_common()
     if not components:
@@ -82,6 +84,9 @@ def load_metashape(folder: Path, options: LoadOptions) -> Scene:
     transform = next((each for each in found if each is not None and len(each)), None)
     c2w = turned_about(_in_world(file, transform, torch.tensor(poses, dtype=torch.float64).view(-1, 4, 4)))
     labels = [camera.get("label", "") for camera in posed]
+    if len({*labels}) < len(labels):
+        raise ValueError(f"{file}: labels of cameras must differ: name the photographs differently before alignment")
+    warn_of_unused(file, (child.tag for camera in posed for child in camera), _OF_CAMERA)
     images = folder / "images"
     paths = find_images(file, labels, "label", images if images.is_dir() else folder)
     photos = [
@@ -106,6 +111,8 @@ def _camera(name: str, sensor: ElementTree.Element) -> tuple[Callable[[int, int]
     if kind == "spherical":
         sphere = (w / (2 * math.pi), h / math.pi, w / 2, h / 2)
         return scaled(sphere, (w, h), name), photo_lens(name, "equirectangular", {})
+    if found[0] is sensor:
+        raise ValueError(f"{name} must have a calibration, got none")
     if kind not in _MODELS:
         raise ValueError(f"{name}: type must be one of {', '.join(_MODELS)} or spherical, got {shown(kind)}")
     given = {each.tag: numbers_in(f"{name}: {each.tag}", each.text, (0, 1), "a number") for each in found[0]}
@@ -131,7 +138,9 @@ def _in_world(file: Path, transform: ElementTree.Element | None, poses: Tensor) 
         for key, default in defaults.items()
     )
     motion = torch.eye(4, dtype=torch.float64)
-    motion[:3, :3], motion[:3, 3] = torch.tensor(rotation).view(3, 3), torch.tensor(shift)
+    # Positions on Earth need the digits of float64.
+    motion[:3, :3] = torch.tensor(rotation, dtype=torch.float64).view(3, 3)
+    motion[:3, 3] = torch.tensor(shift, dtype=torch.float64)
     world = poses.clone()
     world[:, :3, 3] *= scale
     world = motion @ world
