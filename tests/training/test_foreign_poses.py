@@ -1,4 +1,4 @@
-"""The recipe of docs/cameras.md for poses of a network, and what camera=adjust makes of poses that are off by a degree."""
+"""The recipe of docs/cameras.md for poses of a network, and camera=adjust where they are off by a degree."""
 
 from __future__ import annotations
 

@@ -344,7 +344,8 @@ def _map(database: Path, images: Path, work: Path, count: int, mapper: Mapper) -
 
     if mapper == "global":
         # It takes focal lengths as they are, unless they are estimated from pairs of photographs first.
-        pycolmap.calibrate_view_graph(database)
+        if not pycolmap.calibrate_view_graph(database):
+            logger.warning("focal lengths could not be estimated from pairs of photographs: use --mapper incremental")
         found = pycolmap.global_mapping(database, images, work)
     else:
         with contextlib.closing(Progress("registering photographs", count)) as progress:
