@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ from voxelfield.datasets.images import read_images
 from voxelfield.installed import MissingPackageError
 from voxelfield.media.video import write_video
 from voxelfield.progress import Progress
+from voxelfield.rendering.cameras import Cameras
 
 pytestmark = pytest.mark.sweep
 
@@ -40,33 +42,66 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def scene(photographs: Path) -> Path:
-    """The processed photographs, of which one shows something else."""
+    """The processed photographs, of which one shows something else, and one nothing."""
     pytest.importorskip("pycolmap")
     source = photographs.with_name("with a stranger")
     shutil.copytree(photographs, source)
     noise = np.random.default_rng(0).integers(0, 255, (30, 40, 3), dtype=np.uint8)
     Image.fromarray(noise).resize((320, 240)).save(source / "view_99.png")
+    Image.new("RGB", (320, 240), "grey").save(source / "view_98.png")
     folder = photographs.with_name("scene")
     process(source, folder, camera_model="SIMPLE_PINHOLE")
     return folder
+
+
+def check_poses(found: Cameras, wanted: Cameras) -> None:
+    """Compares poses after the best similarity, because structure from motion leaves the frame and the scale open."""
+    origins, given = (cameras.c2w[:, :3, 3].double() for cameras in (wanted, found))
+    wanted_mean, given_mean = origins.mean(dim=0), given.mean(dim=0)
+    left, sizes, right = torch.linalg.svd((origins - wanted_mean).T @ (given - given_mean))
+    sign = torch.diag(torch.tensor([1.0, 1.0, float(torch.linalg.det(left @ right).sign())], dtype=torch.float64))
+    rotation = left @ sign @ right
+    scale = (sizes @ sign.diagonal()) / (given - given_mean).square().sum()
+    moved = scale * (given - given_mean) @ rotation.T + wanted_mean
+    assert (moved - origins).norm(dim=-1).max() < 0.02, "the cameras are about 3 units from the corner"
+    turned = rotation @ found.c2w[:, :3, :3].double()
+    angles = torch.einsum("nij,nij->n", turned, wanted.c2w[:, :3, :3].double()).sub(1).div(2).clamp(-1, 1).acos()
+    assert angles.rad2deg().max() < 0.5
 
 
 def test_poses_are_those_the_photographs_were_taken_from(scene):
     found = voxelfield.load_scene(scene, holdout=0).train.cameras
     assert len(found) == len(CAMERAS)
     torch.testing.assert_close(found.intrinsics, CAMERAS.intrinsics, rtol=0.02, atol=0)
-    # Structure from motion leaves the frame and the scale open, so the best similarity is taken out first.
-    wanted, given = (cameras.c2w[:, :3, 3].double() for cameras in (CAMERAS, found))
-    wanted_mean, given_mean = wanted.mean(dim=0), given.mean(dim=0)
-    left, sizes, right = torch.linalg.svd((wanted - wanted_mean).T @ (given - given_mean))
-    sign = torch.diag(torch.tensor([1.0, 1.0, float(torch.linalg.det(left @ right).sign())], dtype=torch.float64))
-    rotation = left @ sign @ right
-    scale = (sizes @ sign.diagonal()) / (given - given_mean).square().sum()
-    moved = scale * (given - given_mean) @ rotation.T + wanted_mean
-    assert (moved - wanted).norm(dim=-1).max() < 0.02, "the cameras are about 3 units from the corner"
-    turned = rotation @ found.c2w[:, :3, :3].double()
-    angles = torch.einsum("nij,nij->n", turned, CAMERAS.c2w[:, :3, :3].double()).sub(1).div(2).clamp(-1, 1).acos()
-    assert angles.rad2deg().max() < 0.5
+    check_poses(found, CAMERAS)
+
+
+def degrees(value: float) -> tuple[int, int, float]:
+    return int(value), int(value * 60 % 60), value * 3600 % 60
+
+
+def test_a_rig_by_the_global_mapper_and_neighbours_by_gps(photographs, tmp_path):
+    pycolmap = pytest.importorskip("pycolmap")
+    right = CAMERAS.c2w.clone()
+    right[:, :3, 3] += 0.2 * right[:, :3, 0]
+    both = {"left": CAMERAS, "right": replace(CAMERAS, c2w=right)}
+    for name, cameras in both.items():
+        write_photographs(tmp_path / "given" / name, cameras)
+        for path, (x, y, z) in zip(photographs_in(tmp_path / "given" / name), cameras.c2w[:, :3, 3], strict=True):
+            exif = Image.Exif()
+            north, east = degrees(47 + float(y) / 111e3), degrees(8 + float(x) / 76e3)
+            exif.get_ifd(ExifTags.IFD.GPSInfo).update({1: "N", 2: north, 3: "E", 4: east, 6: 400 + float(z)})
+            Image.open(path).save(path.with_suffix(".jpg"), exif=exif, quality=95)
+            path.unlink()  # COLMAP reads no positions from PNG
+    options = {"rig": True, "mapper": "global", "matching": "spatial", "camera_model": "SIMPLE_PINHOLE"}
+    report = process(tmp_path / "given", tmp_path / "scene", **options)
+    assert (report.registered, report.photographs, report.mapper) == (16, 16, "global")
+    wanted = replace(CAMERAS, c2w=torch.cat((CAMERAS.c2w, right)), intrinsics=CAMERAS.intrinsics.repeat(2, 1))
+    found = voxelfield.load_scene(tmp_path / "scene", holdout=0).train.cameras
+    check_poses(found, wanted)
+    torch.testing.assert_close(found.intrinsics, wanted.intrinsics, rtol=0.02, atol=0)
+    (rig,) = pycolmap.Reconstruction(tmp_path / "scene" / "sparse" / "0").rigs.values()
+    assert rig.num_sensors() == 2, "the cameras of all times share their places in the rig"
 
 
 def test_up_in_the_photographs_is_z_and_they_look_along_y(scene):
@@ -80,9 +115,13 @@ def test_the_report_tells_what_was_registered(scene):
     report = json.loads((scene / REPORT).read_text())
     assert {path.name for path in scene.iterdir()} == {"images", "sparse", REPORT}, "temporary files were left behind"
     assert report["matching"] == "exhaustive"
-    assert report["photographs"] == 9
+    assert report["mapper"] == "incremental"
+    assert report["photographs"] == 10
     assert report["registered"] == 8
-    assert report["unregistered"] == ["view_99.png"]
+    assert report["unregistered"] == {
+        "view_98.png": "only 0 features, as in a blurred, dark or even picture",
+        "view_99.png": "no overlap with another photograph was found",
+    }
     assert report["points"] > 300
     assert 0 < report["mean_reprojection_error"] < 0.5
     assert 3 < report["mean_track_length"] <= 8
@@ -334,7 +373,7 @@ def empty_folder(folder: Path) -> Path:
 
 
 def one_photograph(folder: Path) -> Path:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     Image.new("RGB", (60, 40)).save(folder / "a.png")
     return folder
 
@@ -372,6 +411,27 @@ BAD = {
         "camera_model must be one of DIVISION, EUCM, ",
     ),
     "too few frames": (no_video, ("--frames", "1"), "frames must be at least 2, got 1"),
+    "a rig one by one": (
+        empty_folder,
+        ("--rig",),
+        "mapper must be global for a rig whose geometry is unknown",
+    ),
+    "a rig of one camera": (
+        lambda folder: one_photograph(folder / "left").parent,
+        ("--rig", "--mapper", "global"),
+        "must have a subfolder of photographs for each camera of a rig, and no others",
+    ),
+    "a video of a rig": (
+        no_video,
+        ("--rig", "--mapper", "global"),
+        "must be a folder with a subfolder for each",
+    ),
+    "no positions": (
+        write_flat,
+        ("--matching", "spatial"),
+        "must be exhaustive or sequential without positions (GPS) in EXIF, got spatial: 2 of 2 photographs have none",
+    ),
+    "learned features": (empty_folder, ("--features", "aliked"), "and a pycolmap with ONNX, which those on PyPI lack"),
     "a size of nothing": (empty_folder, ("--max-size", "0"), "max_size must be at least 64, got 0"),
 }
 

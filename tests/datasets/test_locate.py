@@ -68,7 +68,7 @@ def test_message_for_a_scene_without_a_download(tmp_path):
 
 def test_message_for_a_folder_that_holds_no_scene(tmp_path):
     (tmp_path / "lego" / "train").mkdir(parents=True)
-    with pytest.raises(SceneNotFoundError, match=r"lego \(exists, but holds no transforms_train\.json.*\(NSVF\)\)"):
+    with pytest.raises(SceneNotFoundError, match=r"lego \(exists, but holds no transforms_train\.json.*\(Record3D\)\)"):
         find_scene("lego", tmp_path)
 
 

@@ -134,6 +134,55 @@ def _colmap_binary() -> Files:
     return {name: content for name, content in files.items() if name.startswith("images/")} | binary
 
 
+def _words(values: object) -> str:
+    return " ".join(repr(float(value)) for value in np.asarray(values).reshape(-1))
+
+
+def _metashape() -> Files:
+    size = f'<resolution width="{WIDTH}" height="{HEIGHT}"/>'
+    terms = "<f>8.5</f><cx>0.1</cx><cy>0</cy><b1>-0.5</b1><k1>0.01</k1><p1>0.001</p1>"
+    cameras = "".join(
+        f'<camera sensor_id="0" label="v{i}"><transform>{_words(_pose(i) @ _FLIP)}</transform></camera>'
+        for i in range(VIEWS)
+    )
+    xml = (
+        f'<document version="2.0.0"><chunk><sensors><sensor id="0" type="frame">{size}<calibration class="adjusted">'
+        f"{size}{terms}</calibration></sensor></sensors><cameras>{cameras}</cameras><transform><rotation>"
+        f"{_words(np.eye(3))}</rotation><translation>1 2 3</translation><scale>2</scale></transform></chunk></document>"
+    )
+    return {f"v{i}.png": _image(i) for i in range(VIEWS)} | {"cameras.xml": xml.encode()}
+
+
+def _realitycapture() -> Files:
+    files = {}
+    for i in range(VIEWS):
+        c2w = _pose(i) @ _FLIP
+        xmp = (
+            '<x><d xmlns:xcr="http://www.capturingreality.com/ns/xcr/1.1#" xcr:DistortionModel="brown3" xcr:Skew="0" '
+            'xcr:FocalLength35mm="48" xcr:PrincipalPointU="0.1" xcr:DistortionCoeficients="0.01 0 0 0 0 0">'
+            f"<xcr:Rotation>{_words(c2w[:3, :3].T)}</xcr:Rotation>"
+            f"<xcr:Position>{_words(c2w[:3, 3])}</xcr:Position></d></x>"
+        )
+        files |= {f"v{i}.png": _image(i), f"v{i}.xmp": xmp.encode()}
+    return files
+
+
+def _polycam() -> Files:
+    files = {}
+    for i in range(VIEWS):
+        camera = {"fx": 8.0, "fy": 8.5, "cx": 3.0, "cy": 2.0, "width": WIDTH, "height": HEIGHT, "blur_score": 90}
+        camera |= {f"t_{row}{column}": float(_pose(i)[row, column]) for row in range(3) for column in range(4)}
+        files[f"keyframes/corrected_cameras/{i}.json"] = json.dumps(camera).encode()
+        files[f"keyframes/corrected_images/{i}.png"] = _image(i)
+    return files
+
+
+def _record3d() -> Files:
+    poses = [[0.0, math.sin(0.7 * i), 0.0, math.cos(0.7 * i), float(i), 0.5, 1.0] for i in range(VIEWS)]
+    meta = {"w": WIDTH, "h": HEIGHT, "K": [8, 0, 0, 0, 8.5, 0, 3, 2, 1], "poses": poses, "fps": 60}
+    return {f"rgb/{i}.png": _image(i) for i in range(VIEWS)} | {"metadata.json": json.dumps(meta).encode()}
+
+
 SCENES: dict[str, tuple[str, Callable[[], Files]]] = {
     "blender": ("blender", cache(_blender)),
     "nerfstudio": ("nerfstudio or instant-ngp", cache(_nerfstudio)),
@@ -143,6 +192,10 @@ SCENES: dict[str, tuple[str, Callable[[], Files]]] = {
     "neus": ("IDR or NeuS", cache(_neus)),
     "colmap_text": ("COLMAP", cache(_colmap_text)),
     "colmap_binary": ("COLMAP", cache(_colmap_binary)),
+    "metashape": ("Metashape", cache(_metashape)),
+    "realitycapture": ("RealityCapture or RealityScan", cache(_realitycapture)),
+    "polycam": ("Polycam", cache(_polycam)),
+    "record3d": ("Record3D", cache(_record3d)),
 }
 """By name: the format, as the registry has it, and the files of a sound scene."""
 

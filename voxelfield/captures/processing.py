@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -39,8 +39,21 @@ _COUNT_EVERY = 0.5  # seconds
 _SEQUENTIAL = (*range(1, 11), *(2**power for power in range(4, 10)))
 _NO_DIRECTION = 0.3  # length of a mean direction below which photographs disagree too much to have one
 
-Matching = Literal["exhaustive", "sequential"]
-"""Which pairs of photographs are compared: all, or those near one another in the order of their names."""
+# Weights of ALIKED and of LightGlue, as COLMAP's programs keep them.
+_WEIGHTS = ("aliked-n16rot.onnx", "aliked-lightglue.onnx")
+_NEIGHBOURS = 50  # with which COLMAP compares a photograph at most by positions
+_FEW_FEATURES = 100  # in a photograph, below which it likely shows nothing that can be recognised
+_FEWEST_MATCHES = 15  # of a pair that COLMAP's mappers use
+
+Matching = Literal["exhaustive", "sequential", "spatial"]
+"""Which pairs of photographs are compared: all, those near one another in the order of their names, or those near one
+another by the positions (GPS) in their EXIF."""
+
+Mapper = Literal["incremental", "global"]
+"""How poses are found: photograph after photograph, or all at once, as GLOMAP does (Pan et al. 2024)."""
+
+Features = Literal["sift", "aliked"]
+"""What is recognised: SIFT, or the learned ALIKED (Zhao et al. 2023) with the matcher LightGlue."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +62,10 @@ class Report:
 
     Attributes:
         matching: Which pairs were compared.
+        mapper: How poses were found.
         photographs: Number of photographs given.
         registered: Number of photographs with a pose.
-        unregistered: Names of the others.
+        unregistered: The probable cause for each of the others, by its name.
         points: Number of sparse points.
         mean_reprojection_error: Mean distance, in pixels, between the projection of a point and its detection.
         mean_track_length: Mean number of photographs in which a point was found.
@@ -60,9 +74,10 @@ class Report:
     """
 
     matching: Matching
+    mapper: Mapper
     photographs: int
     registered: int
-    unregistered: tuple[str, ...]
+    unregistered: dict[str, str]
     points: int
     mean_reprojection_error: float
     mean_track_length: float
@@ -76,6 +91,9 @@ def process(
     *,
     frames: int = 120,
     matching: Matching | None = None,
+    mapper: Mapper = "incremental",
+    features: Features = "sift",
+    rig: bool = False,
     camera_model: str = "OPENCV",
     camera_per_image: bool = False,
     max_size: int = 1600,
@@ -91,24 +109,32 @@ def process(
         folder: Folder of the scene; created if needed.
         frames: Number of frames to take from a video.
         matching: Which pairs to compare; None compares all photographs of a folder, and neighbouring frames of a video.
+        mapper: How to find poses.
+        features: What to recognise. Learned features need a pycolmap with ONNX and the weights in COLMAP's cache.
+        rig: The source has a subfolder for each camera of a rig, and photographs of one name were taken at the same
+            time. The global mapper then finds how the cameras are mounted.
         camera_model: COLMAP's name of the camera model.
         camera_per_image: Give every photograph its own camera; otherwise, photographs of one size share one.
         max_size: Longest side in pixels to which larger photographs are reduced.
         overwrite: Replace the results of an earlier call.
 
     Raises:
-        MissingPackageError: pycolmap is not installed or too old, or PyAV is not installed for a video.
+        MissingPackageError: pycolmap is not installed, too old or without what learned features need, or PyAV is not
+            installed for a video.
         FileNotFoundError: There is no such source.
         FileExistsError: The folder contains results of an earlier call, or other files with their names, which are
             never replaced.
         ValueError: A number is out of range, the source has fewer than two photographs or is unreadable, or no two
-            photographs can be registered.
+            photographs can be registered, or photographs lack the position that spatial matching needs.
     """
     for name, value, least in (("frames", frames, 2), ("max_size", max_size, 64)):
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
     _check_camera_model(camera_model)
-    photographs = _photographs_of(source)
+    if rig and mapper != "global":
+        raise ValueError(f"mapper must be global for a rig whose geometry is unknown, got {mapper}")
+    _options(features)
+    photographs = _photographs_of(source, rig)
     for name in OUTPUTS:
         if source.resolve().is_relative_to((folder / name).resolve()):
             raise ValueError(f"the source must be outside of the results, got {source} in {name} of the scene {folder}")
@@ -121,9 +147,10 @@ def process(
             logger.info("choosing frames of %s ...", source)
             extract_frames(source, images, frames, max_size)
         else:
-            copy_photographs(photographs, images, max_size)
+            for camera, paths in photographs.items():
+                copy_photographs(paths, images / camera, max_size)
         default: Matching = "sequential" if photographs is None else "exhaustive"
-        report = _reconstruct(work, camera_model, matching or default, camera_per_image)
+        report = _reconstruct(work, camera_model, matching or default, mapper, features, rig, camera_per_image)
         files = sorted(path.relative_to(work).as_posix() for path in _files_in(work, OUTPUTS))
         content = dataclasses.asdict(report) | {"files": files}
         (work / REPORT).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -166,24 +193,31 @@ def _files_in(folder: Path, names: Iterable[str]) -> Iterator[Path]:
             yield path
 
 
-def _photographs_of(source: Path) -> list[Path] | None:
-    """Returns the photographs of a folder, at least two; None for a video."""
+def _photographs_of(source: Path, rig: bool) -> dict[str, list[Path]] | None:
+    """Returns the photographs of a folder, at least two, by the cameras of a rig, or else by ""; None for a video."""
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such folder of photographs or video")
     if not source.is_dir():
         if source.suffix.lower() in IMAGE_SUFFIXES:
             raise ValueError(f"the source must be a folder of photographs or a video, got the one photograph {source}")
+        if rig:
+            raise ValueError(f"the source must be a folder with a subfolder for each camera of a rig, got {source}")
         return None
-    photographs = photographs_in(source)
-    for path in photographs:
-        if path.name != printable(path.name):
-            raise ValueError(f"{source}: names of photographs must be UTF-8, got {printable(path.name)}: rename it")
-    if masks := sorted({*image_files(source, masks=True)} - {*image_files(source)}):
+    folders = [path for path in sorted(source.iterdir()) if path.is_dir()] if rig else [source]
+    cameras = {folder.name if rig else "": photographs_in(folder) for folder in folders}
+    if rig and (len(folders) < 2 or not all(cameras.values())):
+        raise ValueError(f"{source}: must have a subfolder of photographs for each camera of a rig, and no others")
+    photographs = [path for paths in cameras.values() for path in paths]
+    for name in (path.relative_to(source).as_posix() for path in photographs):
+        if name != printable(name):
+            raise ValueError(f"{source}: names of photographs must be UTF-8, got {printable(name)}: rename it")
+    pattern = "*/*" if rig else "*"
+    if masks := sorted({*image_files(source, pattern, masks=True)} - {*image_files(source, pattern)}):
         logger.warning("%s: %d masks are not used, the first is %s", source, len(masks), masks[0].name)
     if len(photographs) < 2:
         known = ", ".join(IMAGE_SUFFIXES)
         raise ValueError(f"{source}: must contain at least 2 photographs ({known}), got {len(photographs)}")
-    return photographs
+    return cameras
 
 
 def _check_camera_model(name: str) -> None:
@@ -200,66 +234,78 @@ def _check_camera_model(name: str) -> None:
         raise ValueError(f"camera_model must be one of {', '.join(known)}, got {name!r}")
 
 
-def _reconstruct(folder: Path, camera_model: str, matching: Matching, camera_per_image: bool) -> Report:
+def _options(features: Features) -> tuple[Any, Any]:
+    """Returns pycolmap's options of extraction and of matching. Raises MissingPackageError if it lacks the features."""
+    import pycolmap
+
+    extraction, comparison = pycolmap.FeatureExtractionOptions(), pycolmap.FeatureMatchingOptions()
+    if features == "sift":
+        return extraction, comparison
+    # Without ONNX COLMAP ends the process, and it would download weights.
+    cache = Path.home() / ".cache" / "colmap"
+    lacking = [name for name in _WEIGHTS if not any(cache.glob(f"*-{name}"))]
+    if not hasattr(extraction, "aliked") or lacking:
+        wanted = " and ".join(lacking or _WEIGHTS)
+        raise MissingPackageError(
+            f"features must be sift, got aliked, which needs {wanted} in {cache} and a pycolmap with ONNX, which those "
+            "on PyPI lack"
+        )
+    extraction.type = pycolmap.FeatureExtractorType.ALIKED_N16ROT
+    comparison.type = pycolmap.FeatureMatcherType.ALIKED_LIGHTGLUE
+    return extraction, comparison
+
+
+def _reconstruct(
+    folder: Path, camera_model: str, matching: Matching, mapper: Mapper, features: Features, rig: bool, per_image: bool
+) -> Report:
     """Finds the poses of ``images`` in a folder and writes the largest COLMAP model to ``sparse/0``, z up."""
     import pycolmap
 
     images, work, model = folder / "images", folder / "colmap", folder / "sparse" / "0"
-    names = [path.name for path in photographs_in(images)]
+    names = [path.relative_to(images).as_posix() for path in image_files(images, "*/*" if rig else "*")]
     if len(names) < 2:
         raise ValueError(f"at least 2 photographs or frames are needed to find poses, got {len(names)}")
-    sizes: dict[Size, list[str]] = {}
+    # Photographs of a folder and of a size share a camera, unless each has its own.
+    groups: dict[tuple[str, Size], list[str]] = {}
     for name in names:
-        sizes.setdefault(image_size(images / name), []).append(name)
+        groups.setdefault((name.rpartition("/")[0], image_size(images / name)), []).append(name)
     database = work / "database.db"
     work.mkdir()
     model.mkdir(parents=True)
-    mode = pycolmap.CameraMode.PER_IMAGE if camera_per_image else pycolmap.CameraMode.SINGLE
+    mode = pycolmap.CameraMode.PER_IMAGE if per_image else pycolmap.CameraMode.SINGLE
     reader = pycolmap.ImageReaderOptions()
     reader.camera_model = camera_model
+    extraction, comparison = _options(features)
     pycolmap.set_random_seed(0)
     # Otherwise, COLMAP logs a line for every photograph and pair.
     pycolmap.logging.minloglevel = pycolmap.logging.ERROR.value
     with pycolmap.Database.open(database) as rows:
         logger.info("finding features of %d photographs ...", len(names))
         with _counting(rows.num_images, "finding features", len(names)):
-            for group in sizes.values():
-                pycolmap.extract_features(database, images, group, mode, reader_options=reader)
-        logger.info("%s matching ...", matching)
-        apart = range(1, len(names)) if matching == "exhaustive" else _SEQUENTIAL
-        pairs = sum(max(0, len(names) - distance) for distance in apart)
-        with _counting(rows.num_matched_image_pairs, "matching pairs", pairs):
-            (pycolmap.match_exhaustive if matching == "exhaustive" else pycolmap.match_sequential)(database)
-    logger.info("finding poses and points ...")
-    with contextlib.closing(Progress("registering photographs", len(names))) as progress:
-        registered_so_far = 0
-
-        def register(count: int) -> None:
-            nonlocal registered_so_far
-            progress.update(registered_so_far := count)
-
-        found = pycolmap.incremental_mapping(
-            database,
-            images,
-            work,
-            initial_image_pair_callback=lambda: register(2),  # of each model
-            next_image_callback=lambda: register(registered_so_far + 1),
-        )
-    models = sorted(found.values(), key=lambda each: each.num_reg_images(), reverse=True)
-    if not models:
-        raise ValueError(
-            f"photographs must overlap for poses to be found, got {len(names)} of which no two could be registered: "
-            "take more, closer together, sharp and of textured surfaces"
-        )
+            for group in groups.values():
+                pycolmap.extract_features(database, images, group, mode, reader, extraction)
+        if rig:
+            cameras = sorted({folder for folder, _ in groups})
+            sensors = [{"image_prefix": f"{camera}/", "ref_sensor": camera == cameras[0]} for camera in cameras]
+            pycolmap.apply_rig_config([pycolmap.RigConfig(cameras=sensors)], rows)
+        _match(rows, database, len(names), matching, comparison)
+        logger.info("finding poses and points with the %s mapper ...", mapper)
+        models = _map(database, images, work, len(names), mapper)
+        if not models:
+            raise ValueError(
+                f"photographs must overlap for poses to be found, got {len(names)} of which no two could be "
+                "registered: take more, closer together, sharp and of textured surfaces"
+            )
+        unregistered = _causes(rows, models)
     best = models[0]
     _stand_upright(best)
     best.write(model)
-    registered = {best.image(index).name for index in best.reg_image_ids()}
     return Report(
         matching=matching,
+        mapper=mapper,
         photographs=len(names),
-        registered=len(registered),
-        unregistered=tuple(name for name in names if name not in registered),
+        registered=best.num_reg_images(),
+        unregistered=unregistered,
         points=best.num_points3D(),
         mean_reprojection_error=best.compute_mean_reprojection_error(),
         mean_track_length=best.compute_mean_track_length(),
@@ -274,6 +320,76 @@ def _reconstruct(folder: Path, camera_model: str, matching: Matching, camera_per
             for camera in best.cameras.values()
         ),
     )
+
+
+def _match(rows: Any, database: Path, count: int, matching: Matching, options: Any) -> None:
+    """Compares pairs of photographs. Raises ValueError if one lacks the position that spatial matching needs."""
+    import pycolmap
+
+    if matching == "spatial" and (lacking := count - rows.num_pose_priors()):
+        raise ValueError(
+            f"matching must be exhaustive or sequential without positions (GPS) in EXIF, got spatial: {lacking} of "
+            f"{count} photographs have none"
+        )
+    apart = {"exhaustive": range(1, count), "sequential": _SEQUENTIAL, "spatial": range(1, min(count, _NEIGHBOURS))}
+    pairs = sum(max(0, count - distance) for distance in apart[matching])
+    logger.info("%s matching, with %.0f features per photograph ...", matching, rows.num_keypoints() / count)
+    with _counting(rows.num_matched_image_pairs, "matching pairs", pairs):
+        getattr(pycolmap, f"match_{matching}")(database, options)
+
+
+def _map(database: Path, images: Path, work: Path, count: int, mapper: Mapper) -> list[Any]:
+    """Returns COLMAP's reconstructions, the largest first."""
+    import pycolmap
+
+    if mapper == "global":
+        # It takes focal lengths as they are, unless they are estimated from pairs of photographs first.
+        if not pycolmap.calibrate_view_graph(database):
+            logger.warning("focal lengths could not be estimated from pairs of photographs: use --mapper incremental")
+        found = pycolmap.global_mapping(database, images, work)
+    else:
+        with contextlib.closing(Progress("registering photographs", count)) as progress:
+            registered_so_far = 0
+
+            def register(number: int) -> None:
+                nonlocal registered_so_far
+                progress.update(registered_so_far := number)
+
+            found = pycolmap.incremental_mapping(
+                database,
+                images,
+                work,
+                initial_image_pair_callback=lambda: register(2),  # of each model
+                next_image_callback=lambda: register(registered_so_far + 1),
+            )
+    return sorted(found.values(), key=lambda each: each.num_reg_images(), reverse=True)
+
+
+def _causes(rows: Any, models: Sequence[Any]) -> dict[str, str]:
+    """Returns the probable cause for each photograph without a pose in the first of some models, by its name."""
+    import pycolmap
+
+    registered, *others = ({*each.reg_image_ids()} for each in models)
+    alike: dict[int, set[int]] = {}
+    for pair, inliers in zip(*rows.read_two_view_geometry_num_inliers(), strict=True):
+        first, second = pycolmap.pair_id_to_image_pair(pair)
+        if inliers >= _FEWEST_MATCHES:
+            alike.setdefault(first, set()).add(second)
+            alike.setdefault(second, set()).add(first)
+    causes = {}
+    for number, name in sorted((image.image_id, image.name) for image in rows.read_all_images()):
+        seen = alike.get(number, set())
+        if number in registered:
+            continue
+        if (count := rows.num_keypoints_for_image(number)) < _FEW_FEATURES:
+            causes[name] = f"only {count} features, as in a blurred, dark or even picture"
+        elif number in set().union(*others):
+            causes[name] = "part of a smaller model, which overlaps too little with this one"
+        elif not seen:
+            causes[name] = "no overlap with another photograph was found"
+        else:
+            causes[name] = f"overlap with {len(seen & registered)} registered photographs, but too few points in common"
+    return causes
 
 
 @contextlib.contextmanager

@@ -41,8 +41,14 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--out", dest="folder", type=Path, required=True, metavar="FOLDER", help="the scene's folder")
     sharpest = "number of frames to take from a video, the sharpest of each equal part (default: 120)"
     add("--frames", type=int, default=120, help=sharpest)
-    matching = "match all photographs, or neighbours by name (default: exhaustive, for a video sequential)"
-    add("--matching", choices=("exhaustive", "sequential"), help=matching)
+    matching = "match all photographs, or neighbours by name or GPS (default: exhaustive, for a video sequential)"
+    add("--matching", choices=("exhaustive", "sequential", "spatial"), help=matching)
+    mapper = "find poses one after another, or all at once (default: incremental)"
+    add("--mapper", choices=("incremental", "global"), default="incremental", help=mapper)
+    features = "what to recognise; aliked needs a pycolmap with ONNX, and its weights (default: sift)"
+    add("--features", choices=("sift", "aliked"), default="sift", help=features)
+    rig = "photographs of a rig, with a subfolder per camera and the same names in each; needs --mapper global"
+    add("--rig", action="store_true", help=rig)
     model = "camera model of COLMAP, such as PINHOLE, SIMPLE_RADIAL or OPENCV (default: OPENCV)"
     add("--camera-model", default="OPENCV", help=model)
     shared = "use one camera per photograph (default: photographs of the same size share one)"
@@ -62,8 +68,9 @@ def run_process(options: argparse.Namespace) -> None:
         "%d points, on average seen in %.1f photographs, with a reprojection error of %.2f pixels",
         *(report.points, report.mean_track_length, report.mean_reprojection_error),
     )
-    if report.unregistered:
-        logger.info("not registered: %s", ", ".join(report.unregistered))
+    for cause in dict.fromkeys(report.unregistered.values()):
+        names = [name for name, its in report.unregistered.items() if its == cause]
+        logger.info("not registered, %s: %s", cause, ", ".join(names))
     if report.other_models:
         others = " and ".join(map(str, report.other_models))
         logger.info("left out: smaller models of %s photographs, which overlap too little with this one", others)

@@ -7,7 +7,6 @@ versions of Tanks & Temples and BlendedMVS.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
 from voxelfield.datasets.poses import FARTHEST, turned_about
 from voxelfield.datasets.registry import Format, contains
 from voxelfield.datasets.scene import Scene
+from voxelfield.datasets.text_files import numbers_in
 from voxelfield.files import read_regular
 
 FILE = "intrinsics.txt"
@@ -57,16 +57,8 @@ def load_nsvf(folder: Path, options: LoadOptions) -> Scene:
 
 
 def _read_numbers(file: Path, counts: Collection[int], wanted: str) -> list[float]:
-    """Returns the finite numbers in a file, which must have one of some counts; ``wanted`` describes them."""
-    try:
-        numbers = [float(word) for word in read_regular(file).decode("utf-8-sig").split()]
-    except ValueError as error:
-        raise ValueError(f"{file}: must hold numbers only ({error})") from error
-    if not all(map(math.isfinite, numbers)):
-        raise ValueError(f"{file}: must hold finite numbers only, got infinity or NaN")
-    if len(numbers) not in counts:
-        raise ValueError(f"{file}: must hold {wanted}, got {len(numbers)} numbers")
-    return numbers
+    """Returns the numbers in a file; see :func:`voxelfield.datasets.text_files.numbers_in`."""
+    return numbers_in(str(file), read_regular(file).decode("utf-8-sig", "replace"), counts, wanted)
 
 
 def _read_intrinsics(file: Path) -> Callable[[int, int], Intrinsics]:

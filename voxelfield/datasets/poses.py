@@ -78,6 +78,11 @@ def turned_about(c2w: Tensor) -> Tensor:
     return turned
 
 
+def with_z_up(c2w: Tensor) -> Tensor:
+    """Returns poses (N, 4, 4) in a world with y up, such as ARKit's, as poses in one with z up (x, y, z to y, z, x)."""
+    return c2w[..., [2, 0, 1, 3], :]
+
+
 def likely_mistake(c2w: Tensor, format: str = "") -> str | None:
     """Returns the probable mistake in all poses (N, 4, 4) of a capture, with its remedy; None if they look right.
 

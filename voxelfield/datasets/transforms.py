@@ -38,6 +38,7 @@ from voxelfield.datasets.photos import Intrinsics, Photo, centred, points_near, 
 from voxelfield.datasets.poses import FARTHEST
 from voxelfield.datasets.registry import Format, contains
 from voxelfield.datasets.scene import Scene
+from voxelfield.datasets.text_files import json_numbers
 from voxelfield.files import json_number, read_json_object, read_regular
 from voxelfield.foundation.errors import shown
 from voxelfield.messages import clipped, reason_of
@@ -237,14 +238,6 @@ class _Entries(ChainMap[str, Any]):
             raise self.refusal(key, f"be above {above:g}{unit}")
         return number
 
-    def numbers(self, key: str, count: int) -> list[float]:
-        """Returns a list of finite numbers."""
-        values = self.get(key)
-        numbers = [json_number(value) for value in values] if isinstance(values, list) else []
-        if len(numbers) != count or not all(map(math.isfinite, numbers)):
-            raise self.refusal(key, f"be a list of {count} numbers")
-        return numbers
-
     def refusal(self, key: str, wanted: str, remedy: str | None = None) -> ValueError:
         """Returns an error about a value, which must do as ``wanted`` says."""
         advice = "" if remedy is None else f": {remedy}"
@@ -371,7 +364,9 @@ def _motion(known: _Entries) -> Tensor | None:
     seconds = known.number("rolling_shutter_time", 0.0)
     if seconds < 0:
         raise known.refusal("rolling_shutter_time", "be at least 0 seconds")
-    velocities = [[0.0] * 3 if known.get(key) is None else known.numbers(key, 3) for key in VELOCITY_KEYS]
+    velocities = [
+        [0.0] * 3 if known.get(key) is None else json_numbers(known.file, key, known[key], 3) for key in VELOCITY_KEYS
+    ]
     turn, move = motion = seconds * torch.tensor(velocities, dtype=torch.float64)
     if not (float(turn.norm()) <= math.pi and float(move.norm()) <= FARTHEST):
         raise ValueError(
@@ -431,7 +426,7 @@ def _lens(known: _Entries) -> Lens | None:
         if terms:
             raise known.refusal(listed, f"be absent beside {', '.join(terms)}")
         names = order if model == "fisheye624" else ("k1", "k2", "k3", "k4", "p1", "p2")
-        terms = dict(zip(names, known.numbers(listed, len(names)), strict=True))
+        terms = dict(zip(names, json_numbers(known.file, listed, known[listed], len(names)), strict=True))
         if not {name for name in names if terms[name] != 0} <= set(LENS_TERMS[model]):
             raise known.refusal(listed, f"be absent or zeros for a {model} lens")
     elif not terms.keys() <= set(_KEYS[model]):
