@@ -17,12 +17,13 @@ import pytest
 # The first part of what an import names. tests/project/test_missing_packages.py finds one that is not listed.
 # fmt: off
 OPTIONAL = (
-    "antlr4", "atheris", "av", "drjit", "fast_simplification", "gaussforge", "griffe", "huggingface_hub", "hydra",
-    "hydra_plugins", "hypothesis", "imageio", "interpol", "ipykernel", "IPython", "jinja2", "markdown", "matplotlib",
-    "mitsuba", "mkdocs", "mlflow", "msgspec", "nbclient", "nbformat", "nerfbaselines", "nibabel", "numpy", "omegaconf",
-    "OpenEXR", "PIL", "pillow_heif", "plyfile", "pooch", "pxr", "pycolmap", "rerun", "rich", "safetensors", "scipy",
-    "selenium", "skimage", "tensorboard", "torch_cubic_spline_grids", "torchmetrics", "tqdm", "trackio", "trimesh",
-    "viser", "wandb", "warp", "websockets", "xatlas", "yaml", "zstandard",
+    "antlr4", "astra", "atheris", "av", "diffdrr", "drjit", "fast_simplification", "gaussforge", "griffe",
+    "huggingface_hub", "hydra", "hydra_plugins", "hypothesis", "imageio", "interpol", "ipykernel", "IPython",
+    "jinja2", "markdown", "matplotlib", "mitsuba", "mkdocs", "mlflow", "msgspec", "nbclient", "nbformat",
+    "nerfbaselines", "nibabel", "numpy", "omegaconf", "OpenEXR", "PIL", "pillow_heif", "plyfile", "pooch", "pxr",
+    "pycolmap", "rerun", "rich", "safetensors", "scipy", "selenium", "skimage", "tensorboard",
+    "torch_cubic_spline_grids", "torchmetrics", "tqdm", "trackio", "trimesh", "viser", "wandb", "warp",
+    "websockets", "xatlas", "yaml", "zstandard",
 )
 # fmt: on
 

@@ -186,8 +186,8 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
         ),
         (
             ("export", "run"),
-            "export must be given at least one of --cameras, --environment, --mesh, --points, --splats, --volume and "
-            "--web, got none",
+            "export must be given at least one of --cameras, --collision, --environment, --mesh, --points, --splats, "
+            "--volume and --web, got none",
         ),
         (
             ("export", "run", "--splats", "a.splat"),
