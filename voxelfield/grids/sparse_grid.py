@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from voxelfield.grids.boxes import box_tensor, cell_indices, flat_indices, parse
 from voxelfield.grids.resampling import migratable_state, refuse_sharded, replace_values
 from voxelfield.ops._internal.optim import touched_vertices
 from voxelfield.ops._internal.stencil import atlas_coordinates, sum_duplicates_
+from voxelfield.ops.voxel_list import atlas_blocks
 
 BLOCK_VERTICES = 8
 """Vertices along each axis of a block. The outermost ones are shared with the neighbouring blocks."""
@@ -286,11 +286,9 @@ class SparseGrid(nn.Module):
         self._copies, self._begins = self._find_copies()
 
     def _atlas_shape(self) -> tuple[int, int, int]:
-        """Returns the number of vertices of the atlas, which is nearly a cube."""
-        count = max(self._count, 1)
-        x = math.ceil(count ** (1 / 3) - 1e-9)
-        y = math.ceil(math.sqrt(count / x) - 1e-9)
-        return BLOCK_VERTICES * x, BLOCK_VERTICES * y, BLOCK_VERTICES * math.ceil(count / (x * y))
+        """Returns the number of vertices of the atlas."""
+        x, y, z = (BLOCK_VERTICES * blocks for blocks in atlas_blocks(self._count))
+        return x, y, z
 
     def _numbers(self) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the indices of all blocks in the atlas, (count,) along each axis, in the order of ``exists``."""
