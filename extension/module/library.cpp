@@ -31,6 +31,7 @@ STABLE_TORCH_LIBRARY_IMPL(voxelfield, CompositeExplicitAutograd, m) { m.impl("co
 
 // Arguments that several ops have in common.
 #define RAYS "Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset"
+#define LINES "Tensor origins, Tensor directions, Tensor? near, Tensor? far"
 #define CELLS "Tensor occupied, int[] resolution, Tensor aabb_occupancy"
 #define CAMERA "Tensor c2w, Tensor intrinsics, Tensor? lens, int width, int height"
 #define PYRAMID "Tensor[] levels, Tensor?[] blocks, Tensor aabb, Tensor[] density_weights"
@@ -95,6 +96,19 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   m.def("interpolate_cells(Tensor feats, Tensor points, bool with_gradient) -> Tensor");
   m.def("splat_cells(Tensor values, Tensor points, bool with_gradient) -> Tensor");
   m.def("point_gradient_cells(Tensor values, Tensor feats, Tensor points, bool with_gradient) -> Tensor");
+
+  // The integrals of grids (X, Y, Z, C) along rays (N, 3) through the unit cube, over t |direction| from near (or 0) to
+  // far; or of a batch, (B, X, Y, Z, C) and (B, N, 3). With `labels` (X, Y, Z) int32, one integral for each of the
+  // first `label_count` labels, (N, L, C), of the vertices that have it; without, label_count is 1. Then the adjoint in
+  // the grid, whose `size` is X, Y, Z (`scale` is as for splat_separable), and the derivatives in origins, directions,
+  // near and far (N, 8), summed over values.
+  m.def("integrate_rays(Tensor grid, " LINES ", Tensor? labels, int label_count) -> Tensor");
+  m.def("backproject_rays(Tensor values, " LINES
+        ", Tensor? labels, int label_count, int[] size, Tensor? scale) -> "
+        "Tensor");
+  m.def("line_gradient(Tensor values, Tensor grid, " LINES ", Tensor? labels, int label_count) -> Tensor");
+  // Where rays first meet a level of a grid of one channel: t, infinite if they do not, and whether they do.
+  m.def("first_crossing(Tensor grid, " LINES ", float level) -> (Tensor t, Tensor hit)");
 
   // Packs a grid of bools into words of 4 x 4 x 4 bits.
   m.def("pack_occupancy(Tensor occupied) -> Tensor");

@@ -16,6 +16,7 @@ from voxelfield.ops.cubic import bspline_prefilter, sample_cubic
 from voxelfield.ops.distances import FusedDepth, integrate_depth, marching_cubes, redistance, sample_distance
 from voxelfield.ops.grid import sample_pyramid, sample_trilinear
 from voxelfield.ops.importance import importance_sample
+from voxelfield.ops.lines import backproject_rays, first_crossing, integrate_rays
 from voxelfield.ops.march_levels import march_levels
 from voxelfield.ops.marching import OccupancyBits, march_rays, pack_occupancy
 from voxelfield.ops.mlp import mlp
@@ -34,16 +35,19 @@ __all__ = [
     "VoxelIndex",
     "alpha_transmittance",
     "alpha_weights",
+    "backproject_rays",
     "bspline_prefilter",
     "composite",
     "composite_alphas",
     "exclusive_prod",
     "exclusive_sum",
+    "first_crossing",
     "grid_sample",
     "importance_sample",
     "inclusive_prod",
     "inclusive_sum",
     "integrate_depth",
+    "integrate_rays",
     "march_levels",
     "march_rays",
     "marching_cubes",

@@ -1,0 +1,292 @@
+// A straight line through a dense grid over the unit cube, cell by cell. Within a cell, the trilinear interpolant along
+// the line is a polynomial of degree 3 in the distance, which the Gauss-Legendre rule with two nodes integrates
+// exactly. So are the products of its gradient with the distance, which derivatives in rays need.
+//
+// Axes along which the line descends are mirrored: cells are counted from the other end, and steps between vertices are
+// negative. A line then always enters the next cell through the face that has side 1 in the cell before.
+#pragma once
+
+#include <cmath>
+
+#include "stencil/trilinear.h"
+
+namespace voxelfield {
+
+// Rays through grids (B, X, Y, Z, C), vertices at the faces of the unit cube.
+template <typename T>
+struct RayBundle {
+  const T *origins, *directions;  // (count, 3)
+  const T *near, *far;            // (count,), or null for 0 and infinity
+  int64_t count;
+  int64_t rays_per_grid;  // ray n crosses grid n / rays_per_grid; 0 if there is one grid
+  int32_t resolution[3];
+
+  VOXELFIELD_HOST_DEVICE int64_t grid_of(int64_t ray) const { return rays_per_grid > 0 ? ray / rays_per_grid : 0; }
+  VOXELFIELD_HOST_DEVICE int64_t vertices() const { return int64_t{resolution[0]} * resolution[1] * resolution[2]; }
+};
+
+template <typename T>
+class Line {
+ public:
+  Stencil<T> cell;  // the current cell, in vertices; `slope` is the derivative in the point, and `weight` that of at()
+  T unit[3];        // direction
+  T speed;          // length of the ray's direction
+  T begin;          // distance from the ray's origin to the start of the line
+  T length;         // 0 if the ray misses the cube or is not finite
+  int entry, exit;  // the axis whose face ends the line, or -1 if `near` or `far` does
+
+  VOXELFIELD_HOST_DEVICE Line(const RayBundle<T>& rays, int64_t ray) {
+    const T* const origin = rays.origins + 3 * ray;
+    const T* const direction = rays.directions + 3 * ray;
+    length = T(0);
+    const T largest = std::fmax(std::fabs(direction[0]), std::fmax(std::fabs(direction[1]), std::fabs(direction[2])));
+    if (!all_finite(origin) || !all_finite(direction) || !(largest > T(0))) return;
+    T squares = T(0);
+    VOXELFIELD_UNROLL
+    for (int axis = 0; axis < 3; ++axis) squares += direction[axis] / largest * (direction[axis] / largest);
+    speed = largest * std::sqrt(squares);
+    if (!(speed < T(INFINITY))) return;
+    begin = rays.near == nullptr ? T(0) : rays.near[ray] * speed;
+    T end = rays.far == nullptr ? T(INFINITY) : rays.far[ray] * speed;
+    entry = exit = -1;
+    bool outside = false;
+    VOXELFIELD_UNROLL
+    for (int axis = 0; axis < 3; ++axis) {
+      unit[axis] = direction[axis] / speed;
+      const T first = ((unit[axis] < T(0) ? T(1) : T(0)) - origin[axis]) / unit[axis];
+      const T last = ((unit[axis] < T(0) ? T(0) : T(1)) - origin[axis]) / unit[axis];
+      // Parallel to the faces, a line lies between them, or in one of them, or misses the cube.
+      if (!(std::fabs(unit[axis]) >= kParallel)) {
+        unit[axis] = T(0);
+        outside = outside || origin[axis] < T(0) || origin[axis] > T(1);
+      } else {
+        if (first > begin) entry = axis;
+        if (first > begin) begin = first;
+        if (last < end) exit = axis;
+        if (last < end) end = last;
+      }
+    }
+    if (outside || !(begin < end) || !(end < T(INFINITY))) return;
+    length = end - begin;
+    int64_t stride = 1;
+    cell.origin = 0;
+    VOXELFIELD_UNROLL
+    for (int axis = 2; axis >= 0; --axis) {
+      const int32_t last = rays.resolution[axis] - 1;
+      const T rise = coordinate_of<T>(last);
+      const bool descends = unit[axis] < T(0);
+      // Fused: the start is on the line as exactly as it can be written, also if the origin is far away.
+      const T point = std::fma(begin, unit[axis], origin[axis]);
+      start_[axis] = axis == entry ? T(0) : clamp((descends ? T(1) - point : point) * rise, rise);
+      rate_[axis] = std::fabs(unit[axis]) * rise;
+      pace_[axis] = T(1) / rate_[axis];
+      cells_[axis] = last > 1 ? last : 1;
+      cell.step[axis] = last == 0 ? 0 : descends ? -stride : stride;
+      cell.slope[axis][0] = descends ? rise : -rise;
+      cell.slope[axis][1] = -cell.slope[axis][0];
+      cell.origin += descends ? last * stride : 0;
+      stride *= rays.resolution[axis];
+    }
+    from_ = T(0);
+    to_ = length;
+    first_cell_ = -1;
+    locate();
+  }
+
+  VOXELFIELD_HOST_DEVICE bool misses() const { return !(length > T(0)); }
+  VOXELFIELD_HOST_DEVICE bool descends(int axis) const { return unit[axis] < T(0); }
+
+  // Restricts the walk to cells `first` to `last` - 1 along x. Returns whether the line may cross any.
+  VOXELFIELD_HOST_DEVICE bool restrict_to(int32_t first, int32_t last) {
+    if (last > cells_[0]) last = cells_[0];
+    first_cell_ = descends(0) ? cells_[0] - last : first;
+    const int32_t end = descends(0) ? cells_[0] - first : last;
+    if (!(rate_[0] > T(0))) return cell.lower[0] >= first_cell_ && cell.lower[0] < end;
+    if (cell.lower[0] < first_cell_) from_ = face(0, first_cell_);
+    if (end < cells_[0]) to_ = std::fmin(to_, face(0, end));
+    locate();
+    return from_ < to_ && cell.lower[0] < end;
+  }
+
+  // Returns the current cell with the weights of the point at a distance from the start of the line.
+  VOXELFIELD_HOST_DEVICE const Stencil<T>& at(T distance) {
+    VOXELFIELD_UNROLL
+    for (int axis = 0; axis < 3; ++axis) {
+      const T u = multiply_add(distance, rate_[axis], start_[axis]) - coordinate_of<T>(cell.lower[axis]);
+      cell.weight[axis][1] = clamp(u, T(1));
+      cell.weight[axis][0] = T(1) - cell.weight[axis][1];
+    }
+    return cell;
+  }
+
+  // Calls f(distance, weight) at the two nodes of the quadrature between two distances in the current cell.
+  template <typename F>
+  static VOXELFIELD_HOST_DEVICE void at_nodes(T from, T to, const F& f) {
+    const T half = (to - from) * T(0.5), middle = from + half;
+    const T offset = half * T(0.57735026918962576451);  // 1 / sqrt(3)
+    f(middle - offset, half);
+    f(middle + offset, half);
+  }
+
+  // Adds the integrals of the weights of the cell's vertices.
+  VOXELFIELD_HOST_DEVICE void add_weights(T from, T to, T (&sums)[kCorners]) {
+    at_nodes(from, to, [&](T distance, T weight) {
+      const Stencil<T>& point = at(distance);
+      VOXELFIELD_UNROLL
+      for (int corner = 0; corner < kCorners; ++corner) sums[corner] += weight * point.value(corner);
+    });
+  }
+
+  // Calls cross(from, to) for each cell in order, with the distances at which the line enters and leaves it, until it
+  // returns false; and moved(axis) after the line has entered the next cell.
+  template <typename Cross, typename Moved>
+  VOXELFIELD_HOST_DEVICE void walk(const Cross& cross, const Moved& moved) {
+    for (T from = from_;;) {
+      T next = T(INFINITY);
+      int axis = -1;
+      VOXELFIELD_UNROLL
+      for (int i = 0; i < 3; ++i) {
+        const T distance = rate_[i] > T(0) ? face(i, cell.lower[i] + 1) : next;
+        if (distance < next) axis = i;
+        if (distance < next) next = distance;
+      }
+      bool last = !(next < to_);
+      VOXELFIELD_UNROLL
+      for (int i = 0; i < 3; ++i) last = last || (i == axis && cell.lower[i] + 1 >= cells_[i]);
+      // Distances to faces are rounded: one may lie before that to the face that was crossed last.
+      const T to = last ? to_ : std::fmax(next, from);
+      if (!cross(from, to) || last) return;
+      VOXELFIELD_UNROLL
+      for (int i = 0; i < 3; ++i) {
+        if (i == axis) cell.lower[i] += 1;
+        if (i == axis) cell.origin += cell.step[i];
+      }
+      moved(axis);
+      from = to;
+    }
+  }
+
+ private:
+  static constexpr T kParallel = T(1e-18);  // between the smallest numbers and what moves a point by a rounding error
+
+  VOXELFIELD_HOST_DEVICE T face(int axis, int32_t index) const {
+    return (coordinate_of<T>(index) - start_[axis]) * pace_[axis];
+  }
+
+  // Goes to the cell in which the walk begins.
+  VOXELFIELD_HOST_DEVICE void locate() {
+    const bool restarts = first_cell_ >= 0;
+    VOXELFIELD_UNROLL
+    for (int axis = 0; axis < 3; ++axis) {
+      const int32_t before = restarts ? cell.lower[axis] : 0;
+      const T u = clamp(multiply_add(from_, rate_[axis], start_[axis]), coordinate_of<T>(cells_[axis] - 1));
+      int32_t now = index_below(u, cells_[axis] - 1);
+      if (axis == 0 && restarts) now = before < first_cell_ ? first_cell_ : before;
+      cell.lower[axis] = now;
+      cell.origin += (now - before) * cell.step[axis];
+    }
+  }
+
+  T start_[3], rate_[3], pace_[3];  // in cells: where the line starts, its slope, and the inverse of that
+  T from_, to_;                     // the distances between which it is walked
+  int32_t cells_[3];
+  int32_t first_cell_;  // along x, or -1 if the walk is not restricted
+};
+
+// The four vertices of side 0 along an axis: vertex i of them has the sides i / 2 and i % 2 along the other two.
+template <typename T>
+struct CellFace {
+  int64_t origin, along, first, second;
+
+  VOXELFIELD_HOST_DEVICE CellFace(const Line<T>& line, int axis)
+      : origin(line.cell.origin),
+        along(axis == 0   ? line.cell.step[0]
+              : axis == 1 ? line.cell.step[1]
+                          : line.cell.step[2]),
+        first(axis == 0 ? line.cell.step[1] : line.cell.step[0]),
+        second(axis == 2 ? line.cell.step[1] : line.cell.step[2]) {}
+
+  VOXELFIELD_HOST_DEVICE int64_t vertex(int i) const { return origin + (i >> 1) * first + (i & 1) * second; }
+};
+
+// What the vertices of the current cell of a line hold, loaded by load(vertex).
+template <typename Value>
+struct CornerValues {
+  Value at[kCorners];
+
+  template <typename T, typename Load>
+  VOXELFIELD_HOST_DEVICE void load_all(const Line<T>& line, const Load& load) {
+    VOXELFIELD_UNROLL
+    for (int corner = 0; corner < kCorners; ++corner) at[corner] = load(line.cell.offset(corner));
+  }
+
+  // After the line has entered the next cell. On a GPU, whose first cache is what limits a walk, only the four vertices
+  // that the cell before did not have are loaded; a CPU loads eight faster than it moves four.
+  template <typename T, typename Load>
+  VOXELFIELD_HOST_DEVICE void follow(const Line<T>& line, int axis, const Load& load) {
+#if defined(__CUDA_ARCH__)
+    const CellFace<T> face(line, axis);
+    Value fresh[4];
+    VOXELFIELD_UNROLL
+    for (int i = 0; i < 4; ++i) fresh[i] = load(face.vertex(i) + face.along);
+    shift(axis, fresh);
+#else
+    static_cast<void>(axis);
+    load_all(line, load);
+#endif
+  }
+
+  // The number in its face of a corner, without its side along an axis.
+  static VOXELFIELD_HOST_DEVICE constexpr int within_face(int corner, int axis) {
+    return axis == 0 ? corner & 3 : axis == 1 ? ((corner >> 1) & 2) | (corner & 1) : corner >> 1;
+  }
+
+  // Values of side 1 along an axis become those of side 0, and others take their place. Branches of each axis would
+  // diverge, and registers cannot be indexed.
+  VOXELFIELD_HOST_DEVICE void shift(int axis, const Value (&fresh)[4]) {
+    Value moved[kCorners];
+    VOXELFIELD_UNROLL
+    for (int corner = 0; corner < kCorners; ++corner) {
+      const Value x = corner & 4 ? fresh[within_face(corner, 0)] : at[corner | 4];
+      const Value y = corner & 2 ? fresh[within_face(corner, 1)] : at[corner | 2];
+      const Value z = corner & 1 ? fresh[within_face(corner, 2)] : at[corner | 1];
+      moved[corner] = axis == 0 ? x : axis == 1 ? y : z;
+    }
+    VOXELFIELD_UNROLL
+    for (int corner = 0; corner < kCorners; ++corner) at[corner] = moved[corner];
+  }
+
+  // The values of side 0 along an axis.
+  VOXELFIELD_HOST_DEVICE void lower_face(int axis, Value (&face)[4]) const {
+    VOXELFIELD_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const int y = (i & 2) << 1 | (i & 1), z = i << 1;
+      face[i] = axis == 0 ? at[i] : axis == 1 ? at[y] : at[z];
+    }
+  }
+};
+
+// The interpolated value at a point of a cell, and its derivatives along the axes of the cell.
+template <typename T>
+VOXELFIELD_HOST_DEVICE T value_and_slopes(const Stencil<T>& point, const T (&corner)[kCorners], T (&slope)[3]) {
+  T along_x[2], slope_y[2], slope_z[2];
+  VOXELFIELD_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    T along_y[2], change[2];
+    VOXELFIELD_UNROLL
+    for (int j = 0; j < 2; ++j) {
+      const T low = corner[4 * i + 2 * j], high = corner[4 * i + 2 * j + 1];
+      change[j] = high - low;
+      along_y[j] = low + point.weight[2][1] * change[j];
+    }
+    slope_y[i] = along_y[1] - along_y[0];
+    along_x[i] = along_y[0] + point.weight[1][1] * slope_y[i];
+    slope_z[i] = change[0] + point.weight[1][1] * (change[1] - change[0]);
+  }
+  slope[0] = along_x[1] - along_x[0];
+  slope[1] = slope_y[0] + point.weight[0][1] * (slope_y[1] - slope_y[0]);
+  slope[2] = slope_z[0] + point.weight[0][1] * (slope_z[1] - slope_z[0]);
+  return along_x[0] + point.weight[0][1] * slope[0];
+}
+
+}  // namespace voxelfield

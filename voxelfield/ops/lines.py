@@ -1,0 +1,380 @@
+"""Grids along straight rays: integrals and their adjoint, and the first crossing of a level."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from voxelfield.foundation.autograd import MaybeTensor
+from voxelfield.foundation.checks import (
+    FLOATING,
+    INTEGERS,
+    check_at_least_one,
+    check_dense,
+    check_dtype,
+    check_field,
+    check_finite,
+    check_same_device,
+    check_tensor,
+    coordinate_dtype,
+    lies_within,
+    truth_of,
+    widen_positions,
+)
+from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError, shown
+from voxelfield.ops._grids import PADDINGS, sample_lookup, shared_grid, splat_grids, summation_method
+from voxelfield.ops._separable import whole_scale
+from voxelfield.ops._table import declare
+
+Limit = float | Tensor | None
+
+
+def integrate_rays(
+    grid: Tensor,
+    origins: Tensor,
+    directions: Tensor,
+    near: Limit = None,
+    far: Limit = None,
+    *,
+    labels: Tensor | None = None,
+    label_count: int | None = None,
+) -> Tensor:
+    r"""Integrates a dense grid along rays, from where each enters the unit cube to where it leaves it.
+
+    The result is :math:`\int f(o + t d)\, |d|\, dt` for the trilinear interpolant :math:`f` of the grid, with vertices
+    on the faces of the cube (``align_corners=True``), and zero outside of it. It is exact up to rounding: within a cell
+    :math:`f` is a cubic polynomial in :math:`t`, which two Gauss-Legendre nodes integrate exactly, so that there is no
+    step to choose. No samples are stored. Detectors need no description: a parallel, fan or cone beam, or a curved
+    detector, is its rays.
+
+    Args:
+        grid: (X, Y, Z, C), channels last, or a batch (B, X, Y, Z, C); float32, float64, float16 or bfloat16, on CPU or
+            CUDA. A grid that is expanded over the batch is read where it is.
+        origins: (..., 3) where rays begin, in the coordinates of the unit cube, or (B, ..., 3) for a batch. float32 or
+            float64; converted as for :func:`voxelfield.ops.sample_trilinear`. The two arguments are broadcast against
+            each other: one source (3,) may have many directions.
+        directions: (..., 3), of any length: the integral is over distances, in the units of the cube. A ray that misses
+            the cube, has no direction or is not finite has the integral zero.
+        near: The parameter :math:`t` at which each ray begins, a number or a tensor that broadcasts to (...). None is
+            0, ``-math.inf`` the whole line.
+        far: The parameter at which it ends, as ``near``. None is infinity.
+        labels: (X, Y, Z), integers: integrate the vertices of each label separately, as if all others were zero. The
+            integrals of all labels then add up to the integral of the grid.
+        label_count: Number L of labels, if ``labels`` are given. Vertices with labels outside 0..L-1 do not count.
+
+    Returns:
+        (..., C), or (..., L, C) with labels, in the dtype of ``grid``; the arithmetic is at least float32.
+        Differentiable with respect to ``grid``, ``origins``, ``directions``, ``near`` and ``far``; any number of times
+        with respect to ``grid``. A gradient with respect to rays has no further derivative. At the faces of cells,
+        where the slope of :math:`f` is discontinuous, it is one of the two one-sided derivatives.
+
+        The gradient in the grid is :func:`backproject_rays`, and reproducible where that is.
+
+    Raises:
+        TypeError: An argument is not a tensor, or has the wrong dtype.
+        ValueError: An argument has the wrong shape or is on another device, or a number is out of range.
+        NotImplementedError: A derivative of a gradient with respect to rays, forward mode, or a map is requested.
+    """
+    data, rays, lead = _checked_lines(grid, origins, directions, near, far)
+    codes, count = _checked_labels(labels, label_count, grid.shape[-4:-1], grid)
+    integrals: Tensor = _integrate(data, *rays, codes, count)
+    return integrals.to(grid.dtype).view(*lead, *integrals.shape[rays[0].dim() - 1 :])
+
+
+def backproject_rays(
+    values: Tensor,
+    origins: Tensor,
+    directions: Tensor,
+    resolution: int | Sequence[int],
+    near: Limit = None,
+    far: Limit = None,
+    *,
+    labels: Tensor | None = None,
+    batched: bool = False,
+) -> Tensor:
+    r"""Distributes values of rays to the vertices of a new grid: the adjoint of :func:`integrate_rays`.
+
+    :math:`\langle A g, v \rangle = \langle g, A^* v \rangle` for integrals :math:`A` and this :math:`A^*` along the
+    same rays: each vertex receives the value of a ray times the weight that it has in the ray's integral.
+
+    Args:
+        values: (..., C), or (..., L, C) with labels; float32, float64, float16 or bfloat16, on CPU or CUDA.
+        origins: (..., 3), as for :func:`integrate_rays`, as are the next four.
+        directions: See ``origins``.
+        resolution: Number of vertices along each of the three axes; a single int means the same along all.
+        near: See ``origins``.
+        far: See ``origins``.
+        labels: (X, Y, Z), integers: each vertex receives the values of its label.
+        batched: Whether the first dimension of rays and values is a batch, of which each element has its own grid.
+
+    Returns:
+        (X, Y, Z, C), or (B, X, Y, Z, C) if ``batched``, in the dtype of ``values``; sums of 16-bit values are computed
+        in float32. Differentiable as :func:`integrate_rays`, with respect to ``values`` instead of ``grid``.
+
+        Sums are bit-reproducible on the CPU, for any number of threads, and on CUDA under
+        ``torch.use_deterministic_algorithms(True)``, where terms are rounded to multiples of about 2^-61 of the sum of
+        all of them: a value that is not finite makes the whole grid not finite.
+
+    Raises:
+        TypeError: An argument is not a tensor, or has the wrong dtype.
+        ValueError: An argument has the wrong shape or is on another device, or a number is out of range.
+        NotImplementedError: As for :func:`integrate_rays`.
+    """
+    check_dense("values", values)
+    check_dtype("values", values, FLOATING)
+    size = list(resolution) if isinstance(resolution, Sequence) else [resolution] * 3
+    if len(size) != 3:
+        raise ArgumentValueError(f"resolution must be one int or three, got {shown(resolution)}")
+    for number in size:
+        check_at_least_one("resolution", number)
+    rays, lead = _checked_rays(values, "values", origins, directions, near, far, truth_of("batched", batched))
+    of_labels = 1 if labels is None else 2
+    count = values.shape[-2] if labels is not None and values.dim() > 1 else None
+    codes, count = _checked_labels(labels, count, size, values)
+    check_tensor("values", values, (*lead, *(["L", "C"][-of_labels:])))
+    rows = values.to(rays[0].dtype).reshape(*rays[0].shape[:-1], *values.shape[len(lead) :])
+    return _adjoint(rows, rays, codes, count, size).to(values.dtype)
+
+
+def first_crossing(
+    grid: Tensor,
+    origins: Tensor,
+    directions: Tensor,
+    level: float = 0.0,
+    near: Limit = None,
+    far: Limit = None,
+) -> tuple[Tensor, Tensor]:
+    r"""Finds where rays first meet a level of a dense grid, such as the surface of a signed distance.
+
+    Every cell that a ray crosses is searched: the trilinear interpolant :math:`f` is a cubic polynomial along the ray
+    there, and its first root is found from either side, however thin the part between two roots.
+
+    Args:
+        grid: (X, Y, Z, 1), or a batch (B, X, Y, Z, 1), as for :func:`integrate_rays`. It need not be a distance.
+        origins: As for :func:`integrate_rays`, as are the next three but ``level``.
+        directions: See ``origins``.
+        level: The value to find.
+        near: See ``origins``. A ray that begins on the level meets it there.
+        far: See ``origins``.
+
+    Returns:
+        t: (...), float32, or float64 for a float64 grid: the parameter of the first crossing, ``origins + t *
+            directions``; infinite if there is none within the cube. Differentiable twice with respect to ``grid``,
+            ``origins`` and ``directions`` as an implicit function: :math:`\partial t = -\partial f / (\nabla f \cdot
+            d)`. A ray that only touches the level, where :math:`\nabla f \cdot d = 0`, has no gradient.
+        hit: (...), bool: whether there is one.
+
+    Raises:
+        TypeError: An argument is not a tensor, or has the wrong dtype.
+        ValueError: An argument has the wrong shape or is on another device, or ``level`` is not finite.
+        NotImplementedError: A third derivative, forward mode, or a map is requested.
+    """
+    check_finite("level", level)
+    data, rays, lead = _checked_lines(grid, origins, directions, near, far)
+    check_tensor("grid", grid, (*grid.shape[:-1], 1))
+    t, hit = _first_crossing(data, *rays, level)
+    return t.view(lead), hit.view(lead)
+
+
+# origins, directions, near and far as the kernels take them
+Rays = tuple[Tensor, Tensor, MaybeTensor, MaybeTensor]
+
+
+def _checked_lines(
+    grid: Tensor, origins: Tensor, directions: Tensor, near: Limit, far: Limit
+) -> tuple[Tensor, Rays, torch.Size]:
+    """Returns the grid and the rays for the kernels, and the shape of the rays as they were given."""
+    check_dense("grid", grid)
+    if grid.dim() not in (4, 5):
+        raise ArgumentValueError(f"grid must have shape (X, Y, Z, C) or (B, X, Y, Z, C), got {tuple(grid.shape)}")
+    check_dtype("grid", grid, FLOATING)
+    if 0 in grid.shape[-4:-1]:
+        raise ArgumentValueError(f"grid must have 1 to 2^30 vertices along each axis, got shape {tuple(grid.shape)}")
+    one = shared_grid(grid) if grid.dim() == 5 else None
+    batched = grid.dim() == 5 and one is None
+    rays, lead = _checked_rays(grid, "grid", origins, directions, near, far, batched)
+    if grid.dim() == 5 and lead[:1] != grid.shape[:1]:
+        raise ArgumentValueError(
+            f"origins must have shape ({grid.shape[0]}, ..., 3) for grid of shape {tuple(grid.shape)}, got {(*lead, 3)}"
+        )
+    return (grid if one is None else one).to(rays[0].dtype), rays, lead
+
+
+def _checked_rays(
+    like: Tensor, like_name: str, origins: Tensor, directions: Tensor, near: Limit, far: Limit, batched: bool
+) -> tuple[Rays, torch.Size]:
+    """Returns rays for the kernels, (N, 3), or (B, N, 3) if ``batched``, and their shape as they were given."""
+    wide, given = coordinate_dtype(like.dtype), []
+    for name, x in (("origins", origins), ("directions", directions)):
+        check_dense(name, x)
+        check_field(name, x, (*x.shape[:-1], 3) if x.dim() else ("...", 3), FLOATING, like_name, like)
+        given.append(widen_positions(name, x, wide).to(wide))
+    lead = _broadcast("directions", given[1].shape[:-1], given[0].shape[:-1], (3,))
+    if batched and not lead:
+        raise ArgumentValueError(f"origins must have shape (B, ..., 3) for a batch, got {tuple(origins.shape)}")
+    shape = (lead[0], math.prod(lead[1:])) if batched else (math.prod(lead),)
+    start, along = (x.expand(*lead, 3).reshape(*shape, 3) for x in given)
+    limits: list[MaybeTensor] = []
+    for name, limit, default in (("near", near, 0.0), ("far", far, math.inf)):
+        if not isinstance(limit, Tensor):
+            if limit is not None and not lies_within(name, limit, -math.inf, math.inf):
+                raise ArgumentValueError(f"{name} must be a number, got {shown(limit)}")
+            limits.append(None if limit is None or limit == default else start.new_full(shape, limit))
+            continue
+        check_dtype(name, limit, FLOATING)
+        check_same_device(name, limit, like_name, like)
+        if _broadcast(name, limit.shape, lead) != lead:
+            raise ArgumentValueError(f"{name} must broadcast to shape {tuple(lead)}, got {tuple(limit.shape)}")
+        limits.append(limit.to(wide).expand(lead).reshape(shape))
+    return (start, along, *limits), lead  # type: ignore[return-value]
+
+
+def _broadcast(name: str, shape: torch.Size, other: torch.Size, last: tuple[int, ...] = ()) -> torch.Size:
+    try:
+        return torch.broadcast_shapes(shape, other)
+    except RuntimeError as error:
+        wanted, got = (*other, *last), (*shape, *last)
+        raise ArgumentValueError(f"{name} must have a shape that broadcasts with {wanted}, got {got}") from error
+
+
+def _checked_labels(
+    labels: Tensor | None, label_count: int | None, size: Sequence[int], like: Tensor
+) -> tuple[MaybeTensor, int]:
+    """Returns labels for the kernels, and their number: 1 without labels."""
+    if labels is None:
+        if label_count is not None:
+            raise ArgumentValueError(f"labels must be given with label_count={shown(label_count)}, got None")
+        return None, 1
+    check_field("labels", labels, (*size,), INTEGERS, "the other tensors", like)
+    if label_count is None:
+        raise ArgumentTypeError("label_count must be the number of labels, got None")
+    check_at_least_one("label_count", label_count)
+    return labels.to(torch.int32), label_count
+
+
+def _adjoint(
+    values: Tensor, rays: Sequence[MaybeTensor], labels: MaybeTensor, label_count: int, size: Sequence[int]
+) -> Tensor:
+    """Runs the raw op that backprojects rows of values."""
+    # The weights of a ray add up to its length in the cube, of which sums of whole numbers have room for more.
+    scale = whole_scale(values, size, False)
+    summed: Tensor = _backproject(values, *rays, labels, label_count, [*size], scale)
+    return summed
+
+
+def _of_rays(needs: set[str], *inputs: Any) -> dict[str, Any]:
+    """Returns the gradients of rays that are needed."""
+    if needs.isdisjoint(_RAYS):
+        return {}
+    start, along, near, far = _line_gradient(*inputs).split((3, 3, 1, 1), dim=-1)
+    found = {"origins": start, "directions": along, "near": near.squeeze(-1), "far": far.squeeze(-1)}
+    return {name: gradient for name, gradient in found.items() if name in needs}
+
+
+_RAYS = ("origins", "directions", "near", "far")
+
+
+def _integral_gradients(
+    grad: Tensor,
+    grid: Tensor,
+    origins: Tensor,
+    directions: Tensor,
+    near: MaybeTensor,
+    far: MaybeTensor,
+    labels: MaybeTensor,
+    label_count: int,
+    needs: set[str],
+) -> dict[str, Any]:
+    rays, found = (origins, directions, near, far), {}
+    if "grid" in needs:
+        found["grid"] = _adjoint(grad, rays, labels, label_count, grid.shape[-4:-1])
+    return found | _of_rays(needs, grad, grid, *rays, labels, label_count)
+
+
+def _adjoint_gradients(
+    grad: Tensor,
+    values: Tensor,
+    origins: Tensor,
+    directions: Tensor,
+    near: MaybeTensor,
+    far: MaybeTensor,
+    labels: MaybeTensor,
+    label_count: int,
+    needs: set[str],
+) -> dict[str, Any]:
+    rays, found = (origins, directions, near, far), {}
+    if "values" in needs:
+        found["values"] = _integrate(grad, *rays, labels, label_count)
+    return found | _of_rays(needs, values, grad, *rays, labels, label_count)
+
+
+def _crossing_gradients(
+    grad_t: Tensor, grid: Tensor, origins: Tensor, directions: Tensor, t: Tensor, hit: Tensor, needs: set[str]
+) -> dict[str, Any]:
+    """Differentiates the equation f(origins + t directions) = level, by ops that are differentiable again."""
+    points = origins + torch.where(hit, t, 0.0).unsqueeze(-1) * directions
+    slope = sample_lookup([grid], points, *_SAMPLED, True)[1:, ..., 0].movedim(0, -1)
+    steepness = (slope * directions).sum(-1)
+    crosses = hit & (steepness != 0)
+    change = torch.where(crosses, -grad_t / torch.where(crosses, steepness, 1.0), 0.0).unsqueeze(-1)
+    start = change * slope
+    found = {"origins": start, "directions": torch.where(hit, t, 0.0).unsqueeze(-1) * start}
+    if "grid" in needs:
+        sums = splat_grids(change, points, list(grid.shape[-4:]), *_SAMPLED, False, summation_method())
+        found["grid"] = sums[0]
+    return found
+
+
+# padding, align_corners, nearest and sum of sampling
+_SAMPLED = (PADDINGS["border"], True, False, False)
+
+
+def _check(grid: Tensor, origins: Tensor, directions: Tensor, near: MaybeTensor, far: MaybeTensor) -> None:
+    """Raises unless arguments of a raw op fit, as the kernels do."""
+    batch: tuple[int | str, ...] = ("B",) if isinstance(grid, Tensor) and grid.dim() == 5 else ()
+    check_tensor("grid", grid, (*batch, "X", "Y", "Z", "C"))
+    check_dtype("grid", grid, (torch.float32, torch.float64))
+    check_field("origins", origins, (*grid.shape[: len(batch)], "N", 3), grid.dtype, "grid", grid)
+    check_field("directions", directions, tuple(origins.shape), grid.dtype, "grid", grid)
+    for name, limit in (("near", near), ("far", far)):
+        if limit is not None:
+            check_field(name, limit, tuple(origins.shape[:-1]), grid.dtype, "grid", grid)
+
+
+def _integrals(grid: Tensor, origins: Tensor, labels: MaybeTensor, label_count: int) -> Tensor:
+    return grid.new_empty(*origins.shape[:-1], *([] if labels is None else [label_count]), grid.shape[-1])
+
+
+def _sums(values: Tensor, origins: Tensor, size: Sequence[int]) -> Tensor:
+    return values.new_empty(*origins.shape[:-2], *size, values.shape[-1])
+
+
+def _crossings(grid: Tensor, origins: Tensor) -> tuple[Tensor, Tensor]:
+    shape = origins.shape[:-1]
+    return grid.new_empty(shape), grid.new_empty(shape, dtype=torch.bool)
+
+
+_integrate = declare(
+    "integrate_rays", _integrals, check=_check, gradients=_integral_gradients, differentiable=("grid", *_RAYS)
+)
+_backproject = declare("backproject_rays", _sums, gradients=_adjoint_gradients, differentiable=("values", *_RAYS))
+_line_gradient = declare(
+    "line_gradient",
+    lambda origins: origins.new_empty(*origins.shape[:-1], 8),
+    refusal=(
+        "integrate_rays and backproject_rays are differentiable once with respect to rays; a derivative of that "
+        "gradient was asked for"
+    ),
+    public="integrate_rays",
+)
+_first_crossing = declare(
+    "first_crossing",
+    _crossings,
+    check=_check,
+    gradients=_crossing_gradients,
+    differentiable=("grid", "origins", "directions"),
+)
