@@ -432,6 +432,77 @@ RAYS = {
     ),
 }
 
+# --- lines through grids
+
+
+def lines(count: int, **others: Any) -> Arguments:
+    """Rays through the middle of the unit cube; the first two are parallel to an axis, the last one begins inside."""
+    origins = 4 * F.normalize(torch.randn(count, 3, dtype=torch.float64)) * rand(count, 1) + 0.5
+    directions = (rand(count, 3) * 0.5 + 0.25 - origins) * (1 + rand(count, 1))
+    axes = torch.eye(3, dtype=torch.float64)[: min(count, 2)]
+    origins[:2] = 0.45 - 2 * axes + 0.1 * axes.flip(1)
+    directions[:2] = 1.5 * axes
+    origins[-1:] = 0.3
+    return {**others, "origins": origins, "directions": directions}
+
+
+def ball(count: int) -> Arguments:
+    """Distances to the middle of the cube, on few vertices, and rays that meet a level of them."""
+    axes = [torch.linspace(-0.5, 0.5, size, dtype=torch.float64) for size in (6, 5, 7)]
+    vertices = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
+    arguments = lines(count, grid=vertices.norm(dim=-1, keepdim=True) + 0.02 * torch.randn_like(vertices[..., :1]))
+    middle = 0.4 + 0.2 * torch.rand(count, 3, dtype=torch.float64)
+    return arguments | {"directions": (middle - arguments["origins"]) * (1 + rand(count, 1))}
+
+
+def crossing(**arguments: Any) -> Tensor:
+    t, hit = ops.first_crossing(**arguments, level=0.21)
+    return torch.where(hit, t, 7.0)
+
+
+LABELS = torch.arange(3 * 4 * 5).view(3, 4, 5) % 4 - 1
+LINES = {
+    "integrate_rays": Contract(
+        call=ops.integrate_rays,
+        make=lambda n: lines(n, grid=rand(3, 4, 5, 4)),
+        reference=reference.integrate_rays,
+    ),
+    "integrate_rays, limits": Contract(
+        call=ops.integrate_rays,
+        make=lambda n: lines(n, grid=rand(3, 1, 5, 3)) | {"near": rand(n) - 0.3, "far": rand(n) * 0.4 + 0.4},
+        reference=reference.integrate_rays,
+    ),
+    "integrate_rays, labels": Contract(
+        call=partial(ops.integrate_rays, label_count=3),
+        make=lambda n: lines(n, grid=rand(3, 4, 5, 2), labels=LABELS),
+        reference=partial(reference.integrate_rays, label_count=3),
+    ),
+    "integrate_rays, batch": Contract(
+        call=ops.integrate_rays,
+        make=lambda n: (
+            {name: x.unflatten(0, (2, n)) for name, x in lines(2 * n).items()} | {"grid": rand(2, 4, 3, 2, 1)}
+        ),
+        reference=lambda grid, origins, directions: torch.stack(
+            [reference.integrate_rays(*each) for each in zip(grid, origins, directions, strict=True)]
+        ),
+    ),
+    "backproject_rays": Contract(
+        call=partial(ops.backproject_rays, resolution=(3, 4, 6), far=0.9),
+        make=lambda n: lines(n, values=rand(n, 4)),
+        reference=lambda values, origins, directions: reference.backproject_rays(
+            values, origins, directions, size=(3, 4, 6), far=0.9 + 0 * values[:, 0].detach()
+        ),
+    ),
+    "first_crossing": Contract(
+        call=crossing,
+        make=ball,
+        reference=partial(reference.first_crossing, level=0.21),
+    ),
+}
+for name, row in LINES.items():
+    options = {"dtypes": EVERY, "coordinates": ("origins", "directions", "near", "far")}
+    LINES[name] = replace(row, **options, blamed="integrate_rays|backproject_rays|first_crossing|sampling")
+
 # --- networks, colours
 
 
@@ -754,7 +825,7 @@ IN_PLACE["grid_adam_, tiles and rates"] = replace(
 )
 IN_PLACE = {name: replace(row, in_place=True) for name, row in IN_PLACE.items()}
 
-CONTRACTS: dict[str, Contract] = {**SAMPLING, **RAYS, **COLORS, **SPACE, **IN_PLACE}
+CONTRACTS: dict[str, Contract] = {**SAMPLING, **RAYS, **LINES, **COLORS, **SPACE, **IN_PLACE}
 
 # --- the raw ops that the functions call
 

@@ -469,3 +469,75 @@ def select(
         torch.tensor(ends).clamp(max=len(rows)),
         torch.tensor([fitting]),
     ]
+
+
+def integrate_rays(
+    grid: Tensor,
+    origins: Tensor,
+    directions: Tensor,
+    near: Tensor | None = None,
+    far: Tensor | None = None,
+    labels: Tensor | None = None,
+    label_count: int = 1,
+) -> Tensor:
+    """Integrates (X, Y, Z, C) along rays (N, 3) in the unit cube, over distances: between all faces, by two nodes."""
+    if labels is not None:
+        parts = [torch.where((labels == i)[..., None], grid, 0.0) for i in range(label_count)]
+        return torch.stack([integrate_rays(part, origins, directions, near, far) for part in parts], dim=1)
+    speed = directions.norm(dim=1, keepdim=True)
+    unit = directions / speed
+    lowest, highest = (torch.where(unit == 0, math.inf, (side - origins) / unit) for side in (0, 1))
+    first, last = torch.minimum(lowest, highest), torch.maximum(lowest, highest)
+    between = (origins >= 0) & (origins <= 1)
+    first = torch.where(unit == 0, torch.where(between, -math.inf, math.inf), first).amax(1, keepdim=True)
+    begin = first.maximum(torch.zeros_like(speed) if near is None else near[:, None] * speed)
+    end = last.amin(1, keepdim=True)
+    end = end if far is None else end.minimum(far[:, None] * speed)
+    hit = begin < end
+    begin, end = torch.where(hit, begin, 0.0), torch.where(hit, end, 0.0)
+    faces = [
+        torch.where(unit[:, [a]] == 0, 0.0, (torch.arange(size) / max(size - 1, 1) - origins[:, [a]]) / unit[:, [a]])
+        for a, size in enumerate(grid.shape[:3])
+    ]
+    cuts = torch.cat([begin, *(x.maximum(begin).minimum(end) for x in faces), end], dim=1).sort(dim=1).values
+    total = origins.new_zeros(len(origins), grid.shape[3])
+    half, middle = cuts.diff(dim=1) / 2, (cuts[:, 1:] + cuts[:, :-1]) / 2
+    for node in (-(3**-0.5), 3**-0.5):
+        points = origins[:, None] + (middle + node * half)[..., None] * unit[:, None]
+        sampled = sample_grid(grid, points.flatten(0, 1)).unflatten(0, half.shape)
+        total = total + (half[..., None] * sampled).sum(1)
+    return total
+
+
+def backproject_rays(values: Tensor, *rays: Tensor, size: Sequence[int], **limits: Tensor) -> Tensor:
+    """The adjoint of :func:`integrate_rays`, for grids of a size."""
+    grid = values.new_zeros(*size, values.shape[-1], requires_grad=True)
+    integrals = integrate_rays(grid, *rays, **limits)
+    return torch.autograd.grad(integrals, grid, values, create_graph=True)[0]
+
+
+def first_crossing(grid: Tensor, origins: Tensor, directions: Tensor, level: float) -> Tensor:
+    """Finds where rays first meet a level of (X, Y, Z, 1) at t in 0..4; 7.0 where they do not."""
+
+    def above(t: Tensor) -> Tensor:
+        points = origins[:, None] + t[..., None] * directions[:, None]
+        inside = ((points >= 0) & (points <= 1)).all(-1)
+        values = sample_grid(grid, points.flatten(0, 1))[:, 0].unflatten(0, t.shape) - level
+        return torch.where(inside, values, math.nan)
+
+    with torch.no_grad():
+        t = torch.linspace(0, 4, 8001, dtype=grid.dtype).expand(len(origins), -1)
+        values = above(t)
+        changes = values[:, 1:] * values[:, :-1] <= 0
+        hit, place = changes.any(1), changes.double().argmax(1, keepdim=True)
+        low, high = t.gather(1, place), t.gather(1, place + 1)
+        falls = values.gather(1, place) > 0
+        for _ in range(60):
+            middle = (low + high) / 2
+            beyond = (above(middle) <= 0) == falls
+            low, high = torch.where(beyond, low, middle), torch.where(beyond, middle, high)
+    root = low[:, 0].requires_grad_()
+    with torch.enable_grad():
+        values = sample_grid(grid, origins + root[:, None] * directions)[:, 0] - level
+        (slope,) = torch.autograd.grad(values.sum(), root, retain_graph=True)
+    return torch.where(hit, root.detach() - values / torch.where(hit, slope, 1.0), 7.0)

@@ -12,33 +12,45 @@
 
 namespace voxelfield {
 
-// Rays through grids (B, X, Y, Z, C), vertices at the faces of the unit cube.
+// Rays through grids (B, X, Y, Z, C), vertices at the faces of the unit cube, and the labels of vertices (X, Y, Z).
 template <typename T>
 struct RayBundle {
   const T *origins, *directions;  // (count, 3)
   const T *near, *far;            // (count,), or null for 0 and infinity
-  int64_t count;
+  const int32_t* labels;          // or null: all vertices have label 0
+  int64_t label_count, channels, count;
   int64_t rays_per_grid;  // ray n crosses grid n / rays_per_grid; 0 if there is one grid
   int32_t resolution[3];
 
   VOXELFIELD_HOST_DEVICE int64_t grid_of(int64_t ray) const { return rays_per_grid > 0 ? ray / rays_per_grid : 0; }
   VOXELFIELD_HOST_DEVICE int64_t vertices() const { return int64_t{resolution[0]} * resolution[1] * resolution[2]; }
+
+  // The label of a vertex, or -1 if it does not count.
+  VOXELFIELD_HOST_DEVICE int64_t label_of(int64_t vertex) const {
+    const int64_t label = labels == nullptr ? 0 : labels[vertex];
+    return label >= 0 && label < label_count ? label : -1;
+  }
+
+  // The offset of a ray's row for a label in values (count, labels, channels).
+  VOXELFIELD_HOST_DEVICE int64_t row(int64_t ray, int64_t label) const {
+    return (ray * label_count + label) * channels;
+  }
 };
 
 template <typename T>
 class Line {
  public:
-  Stencil<T> cell;  // the current cell, in vertices; `slope` is the derivative in the point, and `weight` that of at()
-  T unit[3];        // direction
-  T speed;          // length of the ray's direction
-  T begin;          // distance from the ray's origin to the start of the line
-  T length;         // 0 if the ray misses the cube or is not finite
-  int entry, exit;  // the axis whose face ends the line, or -1 if `near` or `far` does
+  Stencil<T> cell{};          // the current cell, its offsets counted in vertices; `slope` is not set
+  T unit[3]{};                // direction
+  T rise[3]{};                // derivative of a coordinate along an axis of the cell in that of the point
+  T speed{};                  // length of the ray's direction
+  T begin{};                  // distance from the ray's origin to the start of the line
+  T length{};                 // 0 if the ray misses the cube or is not finite
+  int entry = -1, exit = -1;  // the axis whose face ends the line, or -1 if `near` or `far` does
 
   VOXELFIELD_HOST_DEVICE Line(const RayBundle<T>& rays, int64_t ray) {
     const T* const origin = rays.origins + 3 * ray;
     const T* const direction = rays.directions + 3 * ray;
-    length = T(0);
     const T largest = std::fmax(std::fabs(direction[0]), std::fmax(std::fabs(direction[1]), std::fabs(direction[2])));
     if (!all_finite(origin) || !all_finite(direction) || !(largest > T(0))) return;
     T squares = T(0);
@@ -48,7 +60,6 @@ class Line {
     if (!(speed < T(INFINITY))) return;
     begin = rays.near == nullptr ? T(0) : rays.near[ray] * speed;
     T end = rays.far == nullptr ? T(INFINITY) : rays.far[ray] * speed;
-    entry = exit = -1;
     bool outside = false;
     VOXELFIELD_UNROLL
     for (int axis = 0; axis < 3; ++axis) {
@@ -69,27 +80,23 @@ class Line {
     if (outside || !(begin < end) || !(end < T(INFINITY))) return;
     length = end - begin;
     int64_t stride = 1;
-    cell.origin = 0;
     VOXELFIELD_UNROLL
     for (int axis = 2; axis >= 0; --axis) {
       const int32_t last = rays.resolution[axis] - 1;
-      const T rise = coordinate_of<T>(last);
+      const T size = coordinate_of<T>(last);
       const bool descends = unit[axis] < T(0);
       // Fused: the start is on the line as exactly as it can be written, also if the origin is far away.
       const T point = std::fma(begin, unit[axis], origin[axis]);
-      start_[axis] = axis == entry ? T(0) : clamp((descends ? T(1) - point : point) * rise, rise);
-      rate_[axis] = std::fabs(unit[axis]) * rise;
+      start_[axis] = axis == entry ? T(0) : clamp((descends ? T(1) - point : point) * size, size);
+      rise[axis] = descends ? -size : size;
+      rate_[axis] = unit[axis] * rise[axis];
       pace_[axis] = T(1) / rate_[axis];
       cells_[axis] = last > 1 ? last : 1;
       cell.step[axis] = last == 0 ? 0 : descends ? -stride : stride;
-      cell.slope[axis][0] = descends ? rise : -rise;
-      cell.slope[axis][1] = -cell.slope[axis][0];
       cell.origin += descends ? last * stride : 0;
       stride *= rays.resolution[axis];
     }
-    from_ = T(0);
     to_ = length;
-    first_cell_ = -1;
     locate();
   }
 
@@ -137,10 +144,12 @@ class Line {
     });
   }
 
-  // Calls cross(from, to) for each cell in order, with the distances at which the line enters and leaves it, until it
-  // returns false; and moved(axis) after the line has entered the next cell.
-  template <typename Cross, typename Moved>
-  VOXELFIELD_HOST_DEVICE void walk(const Cross& cross, const Moved& moved) {
+  // Calls start() in the first cell, if there is one; then cross(from, to) for each cell in order, with the distances
+  // at which the line enters and leaves it, until it returns false; and moved(axis) after each step to the next cell.
+  template <typename Start, typename Cross, typename Moved>
+  VOXELFIELD_HOST_DEVICE void walk(const Start& start, const Cross& cross, const Moved& moved) {
+    if (misses()) return;
+    start();
     for (T from = from_;;) {
       T next = T(INFINITY);
       int axis = -1;
@@ -187,10 +196,10 @@ class Line {
     }
   }
 
-  T start_[3], rate_[3], pace_[3];  // in cells: where the line starts, its slope, and the inverse of that
-  T from_, to_;                     // the distances between which it is walked
-  int32_t cells_[3];
-  int32_t first_cell_;  // along x, or -1 if the walk is not restricted
+  T start_[3]{}, rate_[3]{}, pace_[3]{};  // in cells: where the line starts, its slope, and the inverse of that
+  T from_{}, to_{};                       // the distances between which it is walked
+  int32_t cells_[3]{};
+  int32_t first_cell_ = -1;  // along x, or -1 if the walk is not restricted
 };
 
 // The four vertices of side 0 along an axis: vertex i of them has the sides i / 2 and i % 2 along the other two.

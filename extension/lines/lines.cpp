@@ -10,32 +10,32 @@ constexpr int64_t kSlabs = 32, kMinPlanes = 4;
 
 // Adds the rays of a grid to its planes `first` to `last` - 1 along x.
 template <typename T>
-VOXELFIELD_MULTIVERSION void add_to_slab(const Backprojection<T>& job, int64_t grid, int32_t first, int32_t last,
-                                         T* sums) {
-  const int64_t plane = int64_t{job.rays.resolution[1]} * job.rays.resolution[2];
+VOXELFIELD_MULTIVERSION void add_to_slab(const RayBundle<T>& rays, const T* values, int64_t grid, int32_t first,
+                                         int32_t last, T* sums) {
+  const int64_t plane = int64_t{rays.resolution[1]} * rays.resolution[2];
   const int64_t begin = first * plane, end = last * plane;
-  const int64_t per_grid = job.rays.rays_per_grid > 0 ? job.rays.rays_per_grid : job.rays.count;
-  T* const data = sums + grid * job.rays.vertices() * job.channels;
+  const int64_t per_grid = rays.rays_per_grid > 0 ? rays.rays_per_grid : rays.count;
+  T* const data = sums + grid * rays.vertices() * rays.channels;
   for (int64_t ray = grid * per_grid; ray < (grid + 1) * per_grid; ++ray) {
-    Line<T> line(job.rays, ray);
+    Line<T> line(rays, ray);
     // The cells before a plane contain it too.
     if (line.misses() || !line.restrict_to(first > 0 ? first - 1 : 0, last)) continue;
-    const T* const values = job.values + ray * job.labels.count * job.channels;
-    line.walk(
-        [&](T from, T to) {
-          T weight[kCorners] = {};
-          line.add_weights(from, to, weight);
-          for (int corner = 0; corner < kCorners; ++corner) {
-            const int64_t vertex = line.cell.offset(corner);
-            int64_t label = 0;
-            if (vertex < begin || vertex >= end || !job.labels.find(vertex, label)) continue;
-            for (int64_t c = 0; c < job.channels; ++c) {
-              data[vertex * job.channels + c] += weight[corner] * values[label * job.channels + c];
-            }
-          }
-          return true;
-        },
-        [](int /*axis*/) {});
+    line.walk([] {},
+              [&](T from, T to) {
+                T weight[kCorners] = {};
+                line.add_weights(from, to, weight);
+                for (int corner = 0; corner < kCorners; ++corner) {
+                  const int64_t vertex = line.cell.offset(corner);
+                  if (vertex < begin || vertex >= end) continue;
+                  const int64_t label = rays.label_of(vertex);
+                  if (label < 0) continue;
+                  const T* const row = values + rays.row(ray, label);
+                  for (int64_t c = 0; c < rays.channels; ++c)
+                    data[vertex * rays.channels + c] += weight[corner] * row[c];
+                }
+                return true;
+              },
+              [](int /*axis*/) {});
   }
 }
 
@@ -48,13 +48,14 @@ struct Cpu : CpuBackend {
   }
 
   template <typename T>
-  static void backproject(const Backprojection<T>& job, void* sums, const double* /*scale*/) {
-    const int64_t size = job.rays.resolution[0];
+  static void backproject(const RayBundle<T>& rays, const T* values, void* sums, const double* /*scale*/) {
+    const int64_t size = rays.resolution[0];
     const int64_t planes = std::max(kMinPlanes, (size + kSlabs - 1) / kSlabs), slabs = (size + planes - 1) / planes;
-    for_each_task(job.grids() * slabs, [&](int64_t task, int64_t /*thread*/) {
-      const int64_t first = task % slabs * planes;
-      add_to_slab(job, task / slabs, static_cast<int32_t>(first), static_cast<int32_t>(std::min(first + planes, size)),
-                  static_cast<T*>(sums));
+    const int64_t grids = rays.rays_per_grid > 0 ? rays.count / rays.rays_per_grid : 1;
+    for_each_task(grids * slabs, [&](int64_t task, int64_t /*thread*/) {
+      const auto first = static_cast<int32_t>(task % slabs * planes);
+      const auto last = static_cast<int32_t>(std::min(first + planes, size));
+      add_to_slab(rays, values, task / slabs, first, last, static_cast<T*>(sums));
     });
   }
 };

@@ -8,21 +8,17 @@ namespace {
 
 template <int Width, typename T>
 __global__ void __launch_bounds__(kThreads)
-    backproject_kernel(const __grid_constant__ Backprojection<T> job, void* __restrict__ sums,
+    backproject_kernel(const __grid_constant__ RayBundle<T> rays, const T* __restrict__ values, void* __restrict__ sums,
                        const double* __restrict__ scale) {
   const int64_t ray = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (ray >= job.rays.count) return;
-  Line<T> line(job.rays, ray);
-  if (line.misses()) return;
-  const int64_t first = job.rays.grid_of(ray) * job.rays.vertices();
-  const T* const values = job.values + ray * job.labels.count * job.channels;
+  if (ray >= rays.count) return;
+  const int64_t first = rays.grid_of(ray) * rays.vertices();
   const double per_one = scale == nullptr ? 0 : *scale;
   const auto add = [&](int64_t vertex, T weight) {
-    int64_t label;
-    if (weight == T(0) || !job.labels.find(vertex, label)) return;
-    const int64_t at = (first + vertex) * job.channels;
-    for (int64_t c = 0; c < job.channels; c += Width) {
-      Vector<T, Width> term = load_constant<Width>(values + label * job.channels + c);
+    const int64_t label = rays.label_of(vertex), at = (first + vertex) * rays.channels;
+    if (weight == T(0) || label < 0) return;
+    for (int64_t c = 0; c < rays.channels; c += Width) {
+      Vector<T, Width> term = load_constant<Width>(values + rays.row(ray, label) + c);
       if (Width == 1 && per_one != 0) {
         const long long whole = __double2ll_rn(static_cast<double>(weight * term.lane[0]) * per_one);
         atomicAdd(static_cast<unsigned long long*>(sums) + at + c, static_cast<unsigned long long>(whole));
@@ -33,21 +29,23 @@ __global__ void __launch_bounds__(kThreads)
       atomic_add<Width>(static_cast<T*>(sums) + at + c, term);
     }
   };
+  Line<T> line(rays, ray);
   CornerValues<T> weights{};
-  line.walk(
-      [&](T from, T to) {
-        line.add_weights(from, to, weights.at);
-        return true;
-      },
-      [&](int axis) {
-        const T none[4] = {};
-        T left[4];
-        weights.lower_face(axis, left);
-        weights.shift(axis, none);
-        const CellFace<T> face(line, axis);
+  line.walk([] {},
+            [&](T from, T to) {
+              line.add_weights(from, to, weights.at);
+              return true;
+            },
+            [&](int axis) {
+              const T none[4] = {};
+              T left[4];
+              weights.lower_face(axis, left);
+              weights.shift(axis, none);
+              const CellFace<T> face(line, axis);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) add(face.vertex(i) - face.along, left[i]);
-      });
+              for (int i = 0; i < 4; ++i) add(face.vertex(i) - face.along, left[i]);
+            });
+  if (line.misses()) return;
 #pragma unroll
   for (int corner = 0; corner < kCorners; ++corner) add(line.cell.offset(corner), weights.at[corner]);
 }
@@ -56,13 +54,14 @@ struct Cuda : CudaBackend {
   static constexpr bool kAddsInAnyOrder = true;
 
   template <typename T>
-  static void backproject(const Backprojection<T>& job, void* sums, const double* scale) {
-    const int widest = scale == nullptr && std::is_same_v<T, float> ? 4 : 1;
-    dispatch_vector_width<4, 1>(
-        vector_width(widest, {job.channels}, job.values, static_cast<const T*>(sums)), [&](auto width) {
-          constexpr int kWidth = std::is_same_v<T, float> ? width.value : 1;
-          launch(backproject_kernel<kWidth, T>, blocks(job.rays.count, kThreads), kThreads, 0, job, sums, scale);
-        });
+  static void backproject(const RayBundle<T>& rays, const T* values, void* sums, const double* scale) {
+    constexpr int kWidest = std::is_same_v<T, float> ? 4 : 1;
+    const int widest = scale == nullptr ? kWidest : 1;
+    dispatch_vector_width<kWidest, 1>(vector_width(widest, {rays.channels}, values, static_cast<const T*>(sums)),
+                                      [&](auto width) {
+                                        launch(backproject_kernel<width.value, T>, blocks(rays.count, kThreads),
+                                               kThreads, 0, rays, values, sums, scale);
+                                      });
   }
 };
 
