@@ -527,16 +527,19 @@ def depth_images(count: int, **others: Any) -> Arguments:
     return {"depths": depths, "c2w": c2w, "intrinsics": intrinsics, "aabb": 0.6 * BOX.double(), **others}
 
 
-@cache
-def voxel_index(device: torch.device) -> ops.VoxelIndex:
-    coords = torch.tensor([[0, 0, 0], [1, 1, 1], [2, 1, 0], [6, 3, 1], [7, 3, 2], [8, 2, 3], [3, 3, 3]])
-    return ops.VoxelIndex(coords.to(device), (9, 4, 5))
+VOXELS = torch.tensor([[0, 0, 0], [1, 1, 1], [2, 1, 0], [6, 3, 1], [7, 3, 2], [8, 2, 3], [3, 3, 3]])
+INDICES = {"cpu": ops.VoxelIndex(VOXELS, (9, 4, 5))}
+
+
+def in_list(features: Tensor, points: Tensor, **options: Any) -> Tensor:
+    if points.device.type not in INDICES:
+        INDICES[points.device.type] = ops.VoxelIndex(VOXELS.to(points.device), (9, 4, 5))
+    return ops.sample_voxels(features, INDICES[points.device.type], points, **options)
 
 
 def voxel_grid(features: Tensor) -> Tensor:
     """The same as a dense grid with one more vertex of zeros around."""
-    coords = torch.tensor([[0, 0, 0], [1, 1, 1], [2, 1, 0], [6, 3, 1], [7, 3, 2], [8, 2, 3], [3, 3, 3]])
-    return features.new_zeros(11, 6, 7, features.shape[1]).index_put(tuple((coords + 1).T), features)
+    return features.new_zeros(11, 6, 7, features.shape[1]).index_put(tuple((VOXELS + 1).T), features)
 
 
 def in_voxels(points: Tensor) -> Tensor:
@@ -578,16 +581,14 @@ DISTANCES = {
         any_size=False,
     ),
     "sample_voxels": Contract(
-        call=lambda features, points: ops.sample_voxels(features, voxel_index(points.device), points),
+        call=in_list,
         make=lambda n: of_points(n, features=rand(7, 2)),
         reference=lambda features, points: reference.sample_grid(voxel_grid(features), in_voxels(points), "zeros"),
         dtypes=EVERY,
         coordinates=("points",),
     ),
     "sample_voxels, renormalize": Contract(
-        call=lambda features, points: ops.sample_voxels(
-            features, voxel_index(points.device), points, missing="renormalize"
-        ),
+        call=partial(in_list, missing="renormalize"),
         make=lambda n: of_points(n, features=rand(7, 2)),
         reference=renormalized,
         dtypes=EVERY,

@@ -280,7 +280,7 @@ def integrate_depth(
             near, distance = torch.where(distance < 1, weight.T, 0.0).T, distance[:, None]
             total = total + torch.cat((weight, weight * distance, near, near * rows[:, 1:]), dim=-1)
         sums.append(total)
-    total = torch.cat(sums).view(*size, -1)
+    total = torch.cat(sums).view(*size, 2 + images.shape[-1])
     if isinstance(into, FusedDepth):
         channels = images.shape[-1] - 1
         if into.colors.shape[-1] != channels:
@@ -316,8 +316,9 @@ def distance_in_view(
         the point, and a surface no more than the truncation in front of it; and the pixels (M,) that show the points.
     """
     arm = points - pose[:3, 3]
-    right, up, backward = (arm @ pose[:3, :3]).unbind(-1)
-    fx, fy, cx, cy = intrinsics
+    # Not a product of matrices, which autocast would narrow.
+    right, up, backward = sum(arm[:, axis, None] * pose[axis, :3] for axis in range(3)).unbind(-1)
+    fx, fy, cx, cy = intrinsics.split(1)
     height, width = depths.shape
     before = backward < 0
     toward = torch.where(before, backward, -1.0)

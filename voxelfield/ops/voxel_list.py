@@ -170,7 +170,7 @@ def sample_voxels(
         wanted = f"({index.batch}, ..., 3)" if batched else "(..., 3)"
         raise ArgumentValueError(f"points must have shape {wanted}, got {tuple(points.shape)}")
     check_dtype("points", points, FLOATING)
-    where = widen_positions("points", points, wide).to(wide).reshape(-1, 3)
+    where = widen_positions("points", points, wide).to(wide).reshape(math.prod(points.shape[:-1]), 3)
     if element is not None:
         check_field("element", element, tuple(points.shape[:-1]), torch.int64, "features", features)
         number = element.reshape(-1)
@@ -181,8 +181,10 @@ def sample_voxels(
     place = where * (limits - 1) + 1 if align_corners else where * limits + 0.5
     cell = place.detach().floor()
     vertex, inside = index.locate(cell, number)
-    columns = F.pad(features.to(wide), (0, missing == "renormalize"), value=1.0)
-    table = F.pad(columns, (0, 0, 0, 1))  # with a row of zeros for what is missing
+    columns = features.to(wide)
+    if missing == "renormalize":
+        columns = torch.cat((columns, torch.ones_like(columns.sum(dim=1, keepdim=True))), dim=1)
+    table = torch.cat((columns, torch.zeros_like(columns.sum(dim=0, keepdim=True))))  # and a row for what is missing
     if 8 * len(where) > index.rows.numel():
         grid = F.embedding(index.rows, table, padding_idx=index.count)
         sampled = sample_trilinear(grid, _in_atlas(place - cell, vertex, inside, index.rows.shape))
@@ -190,7 +192,8 @@ def sample_voxels(
         steps = torch.tensor(_CORNERS, device=points.device)
         x, y, z = (vertex[:, None] + steps).unbind(-1)
         rows = torch.where(inside[:, None], index.rows[x, y, z], index.count)
-        sampled = trilinear_interpolate(F.embedding(rows, table, padding_idx=index.count), 2 * (place - cell) - 1)
+        corners = table.index_select(0, rows.view(-1)).view(len(rows), 8, table.shape[1])
+        sampled = trilinear_interpolate(corners, 2 * (place - cell) - 1)
     if missing == "renormalize":
         sampled, weight = sampled.split((features.shape[1], 1), dim=1)
         sampled = torch.where(weight > 0, sampled / torch.where(weight > 0, weight, 1.0), 0.0)
