@@ -317,7 +317,7 @@ def distance_in_view(
     """
     arm = points - pose[:3, 3]
     # Not a product of matrices, which autocast would narrow.
-    right, up, backward = sum(arm[:, axis, None] * pose[axis, :3] for axis in range(3)).unbind(-1)
+    right, up, backward = (arm.unsqueeze(-1) * pose[:3, :3]).sum(dim=-2).unbind(-1)
     fx, fy, cx, cy = intrinsics.split(1)
     height, width = depths.shape
     before = backward < 0

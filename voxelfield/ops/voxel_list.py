@@ -192,7 +192,7 @@ def sample_voxels(
         steps = torch.tensor(_CORNERS, device=points.device)
         x, y, z = (vertex[:, None] + steps).unbind(-1)
         rows = torch.where(inside[:, None], index.rows[x, y, z], index.count)
-        corners = table.index_select(0, rows.view(-1)).view(len(rows), 8, table.shape[1])
+        corners = table.index_select(0, rows.reshape(8 * len(rows))).view(len(rows), 8, table.shape[1])
         sampled = trilinear_interpolate(corners, 2 * (place - cell) - 1)
     if missing == "renormalize":
         sampled, weight = sampled.split((features.shape[1], 1), dim=1)
