@@ -503,6 +503,101 @@ for name, row in LINES.items():
     options = {"dtypes": EVERY, "coordinates": ("origins", "directions", "near", "far")}
     LINES[name] = replace(row, **options, blamed="integrate_rays|backproject_rays|first_crossing|sampling")
 
+# --- distances, and lists of voxels
+
+
+def around(grid: Tensor, points: Tensor, aabb: Tensor, bound: str) -> Tensor:
+    beyond = points - torch.minimum(torch.maximum(points, aabb[0]), aabb[1])
+    value = reference.sample_grid(grid, (points - aabb[0]) / (aabb[1] - aabb[0]))
+    squared = beyond.square().sum(-1, keepdim=True)
+    outside = squared > 0
+    distance = torch.where(outside, squared, 1).sqrt() * outside
+    if bound == "upper":
+        return value + distance
+    return torch.where(outside, (squared + value.square()).sqrt(), value)
+
+
+def depth_images(count: int, **others: Any) -> Arguments:
+    """One image of a slanted surface for each two, from before the box."""
+    across = torch.linspace(-0.2, 0.2, 6).double()
+    depths = 2 + 0.3 * across[:, None] + 0.2 * across + 0.01 * torch.rand(count // 2, 6, 6, dtype=torch.float64)
+    c2w = torch.eye(4, dtype=torch.float64).repeat(count // 2, 1, 1)
+    c2w[:, 2, 3] = 2 + 0.1 * torch.rand(count // 2)
+    intrinsics = torch.tensor([5.5, 5.6, 3.03, 2.98]).double().repeat(count // 2, 1)
+    return {"depths": depths, "c2w": c2w, "intrinsics": intrinsics, "aabb": 0.6 * BOX.double(), **others}
+
+
+VOXELS = torch.tensor([[0, 0, 0], [1, 1, 1], [2, 1, 0], [6, 3, 1], [7, 3, 2], [8, 2, 3], [3, 3, 3]])
+INDICES = {"cpu": ops.VoxelIndex(VOXELS, (9, 4, 5))}
+
+
+def in_list(features: Tensor, points: Tensor, **options: Any) -> Tensor:
+    if points.device.type not in INDICES:
+        INDICES[points.device.type] = ops.VoxelIndex(VOXELS.to(points.device), (9, 4, 5))
+    return ops.sample_voxels(features, INDICES[points.device.type], points, **options)
+
+
+def voxel_grid(features: Tensor) -> Tensor:
+    """The same as a dense grid with one more vertex of zeros around."""
+    return features.new_zeros(11, 6, 7, features.shape[1]).index_put(tuple((VOXELS + 1).T), features)
+
+
+def in_voxels(points: Tensor) -> Tensor:
+    return (points * points.new_tensor((9, 4, 5)) + 0.5) / points.new_tensor((10, 5, 6))
+
+
+def renormalized(features: Tensor, points: Tensor) -> Tensor:
+    sums = reference.sample_grid(voxel_grid(F.pad(features, (0, 1), value=1.0)), in_voxels(points), "zeros")
+    return torch.where(sums[:, -1:] > 0, sums[:, :-1] / torch.where(sums[:, -1:] > 0, sums[:, -1:], 1), 0)
+
+
+DISTANCES = {
+    "sample_distance": Contract(
+        call=ops.sample_distance,
+        make=lambda n: of_points(n, grid=rand(3, 2, 3, 2)) | {"aabb": BOX.double() + 0.1},
+        reference=partial(around, bound="upper"),
+        dtypes=EVERY,
+        coordinates=("points", "aabb"),
+    ),
+    "sample_distance, lower with_gradient": Contract(
+        call=partial(ops.sample_distance, bound="lower", with_gradient=True),
+        make=lambda n: of_points(n, grid=rand(3, 2, 3, 2)) | {"aabb": BOX.double() + 0.1},
+        reference=lambda grid, points, aabb: reference.with_slopes(lambda p: around(grid, p, aabb, "lower"), points),
+        dtypes=WIDE,
+    ),
+    "redistance": Contract(
+        call=ops.redistance,
+        make=lambda n: {"grid": torch.randn(4, 3, max(n, 1), 2).double(), "aabb": BOX.double()},
+        reference="tests/ops/test_distances.py",
+        dtypes=EVERY,
+        coordinates=("aabb",),
+        any_size=False,
+    ),
+    "integrate_depth": Contract(
+        call=lambda **x: [y.nan_to_num(0.5) for y in ops.integrate_depth(**x, into=(3, 2, 4), truncation=0.4)],
+        make=depth_images,
+        reference="tests/ops/test_distances.py",
+        dtypes=WIDE,
+        any_size=False,
+    ),
+    "sample_voxels": Contract(
+        call=in_list,
+        make=lambda n: of_points(n, features=rand(7, 2)),
+        reference=lambda features, points: reference.sample_grid(voxel_grid(features), in_voxels(points), "zeros"),
+        dtypes=EVERY,
+        coordinates=("points",),
+    ),
+    "sample_voxels, renormalize": Contract(
+        call=partial(in_list, missing="renormalize"),
+        make=lambda n: of_points(n, features=rand(7, 2)),
+        reference=renormalized,
+        dtypes=EVERY,
+        coordinates=("points",),
+    ),
+}
+for name, row in DISTANCES.items():
+    DISTANCES[name] = replace(row, blamed="trilinear sampling|sampling (with_gradient|by)|redistance|trilinear_interp")
+
 # --- networks, colours
 
 
@@ -828,7 +923,7 @@ IN_PLACE["grid_adam_, tiles and rates"] = replace(
 )
 IN_PLACE = {name: replace(row, in_place=True) for name, row in IN_PLACE.items()}
 
-CONTRACTS: dict[str, Contract] = {**SAMPLING, **RAYS, **LINES, **COLORS, **SPACE, **IN_PLACE}
+CONTRACTS: dict[str, Contract] = {**SAMPLING, **RAYS, **LINES, **DISTANCES, **COLORS, **SPACE, **IN_PLACE}
 
 # --- the raw ops that the functions call
 

@@ -30,6 +30,7 @@ from voxelfield.ops._table import TABLE, Op
 HELPERS = {
     *("pieces_of", "sphere_points", "sphere_rays", "tiles_along"),
     *("pack_sh_grid", "pyramid_image_fits"),
+    "marching_cubes",  # of scikit-image
 }
 FUNCTIONS = [name for name, row in CONTRACTS.items() if not row.in_place]
 

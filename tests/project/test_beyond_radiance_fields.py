@@ -32,7 +32,7 @@ def test_a_program_draws_its_picture(picture: str, tmp_path: Path, monkeypatch: 
 
 def test_programs_and_pictures_are_small() -> None:
     text = (DOCS / "beyond_radiance_fields.md").read_text(encoding="utf-8")
-    assert len(programs()) == 3
+    assert len(programs()) == 6
     for picture, block in programs().items():
         assert len(block.splitlines()) <= LINES
         assert f"(images/{picture})" in text

@@ -11,15 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.export.lattice import CHUNK, SLAB, Lattice, in_chunks, occupied_layers
-from voxelfield.export.mesh_file import mesh_package
 from voxelfield.fields.field import Field, colors_at
 from voxelfield.models.model import Model
+from voxelfield.ops.distances import distance_in_view, march_cubes
 from voxelfield.progress import tracked
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid, occupied_density
@@ -93,40 +92,12 @@ def fused_surface(model: Model, cameras: Cameras, truncation: float) -> Surface:
         count = torch.zeros_like(total)
         views = list(zip(cameras.c2w, cameras.intrinsics, maps, strict=True))
         for pose, intrinsics, depths in tracked(views, "fusing views"):
-            distance, seen = _distance(points, pose, intrinsics, depths, truncation)
+            distance, seen, _ = distance_in_view(points, pose, intrinsics, depths, truncation)
             total += torch.where(seen, distance, 0)
             count += seen
         return torch.where(count > 0, -total / count, torch.nan)
 
     return Surface(Model(model.field, wide, model.sampling), inwards, torch.nan)
-
-
-def _distance(
-    points: Tensor, pose: Tensor, intrinsics: Tensor, depths: Tensor, truncation: float
-) -> tuple[Tensor, Tensor]:
-    """Returns the truncated distance of points (M,) in front of a view's surface, and whether the view counts."""
-    arm = points - pose[:3, 3]
-    right, up, backward = (arm @ pose[:3, :3]).unbind(-1)
-    fx, fy, cx, cy = intrinsics
-    column, row = cx - fx * right / backward, cy + fy * up / backward
-    height, width = depths.shape
-    inside = (backward < 0) & (column >= 0) & (column < width) & (row >= 0) & (row < height)
-    shown = _depth_at(depths, torch.where(inside, column, 0), torch.where(inside, row, 0), truncation)
-    distance = (shown - arm.norm(dim=-1)) / truncation
-    return distance.clamp(max=1), inside & (distance >= -1)
-
-
-def _depth_at(depths: Tensor, column: Tensor, row: Tensor, truncation: float) -> Tensor:
-    """Returns the depth (M,) at image points, interpolated only where the surrounding pixels show one surface."""
-    height, width = depths.shape
-    left, top = (column - 0.5).clamp(0, width - 1), (row - 0.5).clamp(0, height - 1)
-    x, y = left.long(), top.long()
-    u, v = left - x, top - y
-    xs, ys = (x, (x + 1).clamp(max=width - 1)), (y, (y + 1).clamp(max=height - 1))
-    corners = torch.stack([depths[y, x] for y in ys for x in xs])
-    weights = torch.stack(((1 - u) * (1 - v), u * (1 - v), (1 - u) * v, u * v))
-    one_surface = corners.amax(dim=0) - corners.amin(dim=0) < truncation
-    return torch.where(one_surface, (corners * weights).sum(dim=0), depths[row.long(), column.long()])
 
 
 @torch.no_grad()
@@ -253,7 +224,7 @@ def extract_surface(surface: Surface, lattice: Lattice) -> tuple[Tensor, Tensor]
         values = torch.cat((last, _evaluate(surface, lattice, occupied(start, stop), start)))
         first = start - len(last)
         last = values[-1:]
-        steps, faces = _march(values)
+        steps, faces = march_cubes(values, inside_above=True)
         edges.append(_edges(steps, lattice, first))
         triangles.append(faces + count)
         count += len(steps)
@@ -273,29 +244,6 @@ def _evaluate(surface: Surface, lattice: Lattice, occupied: Tensor, first: int) 
     for part in occupied.view(-1).nonzero()[:, 0].split(CHUNK):
         flat[part] = surface.function(lattice.layer_positions(part, first))
     return torch.where(values.abs() < _CLOSEST, torch.where(values < 0, -_CLOSEST, _CLOSEST), values).cpu()
-
-
-def _march(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the vertices (V, 3), in steps from the first value, and triangles (F, 3) where values change their sign.
-
-    Cubes with a corner that is NaN are left out.
-    """
-    none = torch.zeros(0, 3), torch.zeros(0, 3, dtype=torch.int64)
-    if not (bool((values > 0).any()) and bool((values < 0).any())):
-        return none
-    unknown, mask = values.isnan(), None
-    if bool(unknown.any()):
-        # scikit-image reads the mask at each cube's corner farthest from the origin.
-        mask = np.zeros(values.shape, dtype=bool)
-        mask[1:, 1:, 1:] = F.max_pool3d(unknown[None].float(), 2, stride=1)[0].numpy() == 0
-    try:
-        found = mesh_package("skimage.measure").marching_cubes(
-            values.nan_to_num(-1.0).numpy(), 0.0, gradient_direction="ascent", mask=mask
-        )
-    except RuntimeError:  # every cube with a change of sign has an unknown corner
-        return none
-    steps, faces = (torch.from_numpy(np.ascontiguousarray(array)) for array in found[:2])
-    return steps, faces.long()
 
 
 def _edges(steps: Tensor, lattice: Lattice, first: int) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from voxelfield.grids.boxes import box_tensor, cell_indices, flat_indices, parse
 from voxelfield.grids.resampling import migratable_state, refuse_sharded, replace_values
 from voxelfield.ops._internal.optim import touched_vertices
 from voxelfield.ops._internal.stencil import atlas_coordinates, sum_duplicates_
+from voxelfield.ops.voxel_list import VoxelIndex, atlas_blocks
 
 BLOCK_VERTICES = 8
 """Vertices along each axis of a block. The outermost ones are shared with the neighbouring blocks."""
@@ -89,6 +89,46 @@ class SparseGrid(nn.Module):
         self.register_buffer("_begins", torch.zeros(1, dtype=torch.int32, device=device), persistent=False)
         self._count = 0
         self._shown: Tensor | None = None  # the sums over cells by which the present blocks were allocated
+
+    @classmethod
+    @torch.no_grad()
+    def from_voxels(cls, features: Tensor, index: VoxelIndex, aabb: Sequence[Sequence[float]] | Tensor) -> SparseGrid:
+        """Makes a grid of a list of voxels, which reads the same as :func:`voxelfield.ops.sample_voxels`.
+
+        Args:
+            features: (N, C) features of the voxels, float32; they are copied.
+            index: Where they are, without a batch.
+            aabb: (2, 3) the box of the whole list, half a voxel around the centres of the outermost ones, world units.
+                That of the grid is larger: from one voxel before the first centre, in whole blocks.
+
+        Raises:
+            ValueError: The index has a batch, or ``aabb`` is not a box.
+        """
+        if index.batch is not None:
+            raise ArgumentValueError(f"index must have no batch, got {index.batch} elements")
+        box = box_tensor(parse_box(aabb), features.device)
+        voxel = (box[1] - box[0]) / box.new_tensor(index.resolution)
+        cells = [BLOCK_CELLS * blocks for blocks in index.exists.shape[1:]]
+        low = box[0] - voxel / 2
+        grid = cls(cells, features.shape[1], torch.stack((low, low + voxel * box.new_tensor(cells))).tolist())
+        grid.to(features.device)._adopt(index.exists[0])
+        replace_values(grid.features, F.embedding(index.rows, F.pad(features, (0, 0, 0, 1))))
+        return grid
+
+    @torch.no_grad()
+    def voxels(self) -> tuple[Tensor, Tensor]:
+        """Returns the vertices whose features are not all zero, as a list.
+
+        Returns:
+            (N, 3) int64 coordinates of the vertices, and (N, C) their features. With ``align_corners=True``, a
+            :class:`voxelfield.ops.VoxelIndex` of :attr:`resolution` samples them as the grid does inside its box.
+        """
+        blocks, within = self.exists.nonzero(), _all_vertices(self.exists.device)
+        rows = (self._first_rows()[:, None] + flat_indices(within, self._atlas_shape())).flatten()
+        values, vertices = self.features.flatten(0, -2)[rows], (BLOCK_CELLS * blocks[:, None] + within).flatten(0, 1)
+        filled = (values != 0).any(dim=1)
+        coords, index = vertices[filled].unique(dim=0, return_inverse=True)
+        return coords, values.new_empty(len(coords), self.channels).index_put_((index,), values[filled])
 
     @property
     def channels(self) -> int:
@@ -286,11 +326,9 @@ class SparseGrid(nn.Module):
         self._copies, self._begins = self._find_copies()
 
     def _atlas_shape(self) -> tuple[int, int, int]:
-        """Returns the number of vertices of the atlas, which is nearly a cube."""
-        count = max(self._count, 1)
-        x = math.ceil(count ** (1 / 3) - 1e-9)
-        y = math.ceil(math.sqrt(count / x) - 1e-9)
-        return BLOCK_VERTICES * x, BLOCK_VERTICES * y, BLOCK_VERTICES * math.ceil(count / (x * y))
+        """Returns the number of vertices of the atlas."""
+        x, y, z = (BLOCK_VERTICES * blocks for blocks in atlas_blocks(self._count))
+        return x, y, z
 
     def _numbers(self) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the indices of all blocks in the atlas, (count,) along each axis, in the order of ``exists``."""

@@ -13,6 +13,7 @@ from voxelfield.ops.compositing import (
     ray_weights,
 )
 from voxelfield.ops.cubic import bspline_prefilter, sample_cubic
+from voxelfield.ops.distances import FusedDepth, integrate_depth, marching_cubes, redistance, sample_distance
 from voxelfield.ops.grid import sample_pyramid, sample_trilinear
 from voxelfield.ops.importance import importance_sample
 from voxelfield.ops.lines import backproject_rays, first_crossing, integrate_rays
@@ -23,12 +24,15 @@ from voxelfield.ops.ray_sums import exclusive_prod, exclusive_sum, inclusive_pro
 from voxelfield.ops.render_grid import RenderedRays, render_grid
 from voxelfield.ops.selection import select_samples
 from voxelfield.ops.splat import splat_cubic, splat_trilinear
+from voxelfield.ops.voxel_list import VoxelIndex, sample_voxels
 
 __all__ = [
     "Composite",
+    "FusedDepth",
     "OccupancyBits",
     "PackedSamples",
     "RenderedRays",
+    "VoxelIndex",
     "alpha_transmittance",
     "alpha_weights",
     "backproject_rays",
@@ -42,9 +46,11 @@ __all__ = [
     "importance_sample",
     "inclusive_prod",
     "inclusive_sum",
+    "integrate_depth",
     "integrate_rays",
     "march_levels",
     "march_rays",
+    "marching_cubes",
     "mlp",
     "offsets_from_ray_index",
     "pack_info",
@@ -52,10 +58,13 @@ __all__ = [
     "ray_index_from_offsets",
     "ray_transmittance",
     "ray_weights",
+    "redistance",
     "render_grid",
     "sample_cubic",
+    "sample_distance",
     "sample_pyramid",
     "sample_trilinear",
+    "sample_voxels",
     "select_samples",
     "splat_cubic",
     "splat_trilinear",
