@@ -389,11 +389,8 @@ def _crossed(values: Tensor) -> tuple[Tensor, Tensor]:
     first = torch.zeros(3, dtype=torch.int64)
     if bool(low.isnan().any()):
         return first, values
-    for axis in range(3):
-        if axis == 2:
-            least, most = values.amin((0, 1)), values.amax((0, 1))
-        else:
-            least, most = low.amin(1 - axis), high.amax(1 - axis)
+    ends = [(low.amin(1), high.amax(1)), (low.amin(0), high.amax(0)), (values.amin((0, 1)), values.amax((0, 1)))]
+    for axis, (least, most) in enumerate(ends):
         crossed = ((torch.minimum(least[1:], least[:-1]) < 0) & (torch.maximum(most[1:], most[:-1]) > 0)).nonzero()
         if len(crossed) == 0:
             return first, values[:1]
