@@ -375,7 +375,7 @@ def marching_cubes(
     values = grid.squeeze(-1) if grid.dim() == 4 and grid.shape[-1] == 1 else grid
     if values.dim() != 3 or 0 in values.shape:
         raise ArgumentValueError(f"grid must have shape (X, Y, Z) or (X, Y, Z, 1), got {tuple(grid.shape)}")
-    values = values.float().cpu() - level
+    values = values.float().cpu() - level if level else values.float().cpu()
     first, values = _crossed(values)
     steps, faces = march_cubes(values, inside == "above")
     low, high = aabb.double().cpu()
@@ -385,17 +385,18 @@ def marching_cubes(
 
 def _crossed(values: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the part of a grid in which its sign may change, and the index (3,) of its first vertex."""
-    first = []
-    for axis in range(3):
-        others = [other for other in range(3) if other != axis]
-        below, above = (values < 0).any(others[1]).any(others[0]), (values > 0).any(others[1]).any(others[0])
-        crossed = ((below[1:] | below[:-1]) & (above[1:] | above[:-1])).nonzero()
+    low, high = values.amin(2), values.amax(2)
+    first = torch.zeros(3, dtype=torch.int64)
+    if bool(low.isnan().any()):
+        return first, values
+    ends = [(low.amin(1), high.amax(1)), (low.amin(0), high.amax(0)), (values.amin((0, 1)), values.amax((0, 1)))]
+    for axis, (least, most) in enumerate(ends):
+        crossed = ((torch.minimum(least[1:], least[:-1]) < 0) & (torch.maximum(most[1:], most[:-1]) > 0)).nonzero()
         if len(crossed) == 0:
-            return torch.zeros(3), values[:1]
-        start, stop = int(crossed[0]), int(crossed[-1]) + 2
-        first.append(start)
-        values = values.narrow(axis, start, stop - start)
-    return torch.tensor(first), values
+            return first, values[:1]
+        first[axis] = crossed[0, 0]
+        values = values.narrow(axis, int(crossed[0]), int(crossed[-1] - crossed[0]) + 2)
+    return first, values
 
 
 def march_cubes(values: Tensor, inside_above: bool) -> tuple[Tensor, Tensor]:
