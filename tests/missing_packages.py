@@ -21,7 +21,7 @@ OPTIONAL = (
     "huggingface_hub", "hydra", "hydra_plugins", "hypothesis", "imageio", "interpol", "ipykernel", "IPython",
     "jinja2", "markdown", "matplotlib", "mitsuba", "mkdocs", "mlflow", "msgspec", "nbclient", "nbformat",
     "nerfbaselines", "nibabel", "numpy", "omegaconf", "OpenEXR", "PIL", "pillow_heif", "plyfile", "pooch", "pxr",
-    "pycolmap", "rerun", "rich", "safetensors", "scipy", "selenium", "skimage", "tensorboard",
+    "pycolmap", "pytorch_volumetric", "rerun", "rich", "safetensors", "scipy", "selenium", "skimage", "tensorboard",
     "torch_cubic_spline_grids", "torchmetrics", "tqdm", "trackio", "trimesh", "viser", "wandb", "warp",
     "websockets", "xatlas", "yaml", "zstandard",
 )
