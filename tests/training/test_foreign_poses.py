@@ -14,12 +14,11 @@ from torch.nn import functional as F
 import voxelfield
 from voxelfield.components.refinement import CameraRefinement
 from voxelfield.rendering.alignment import pose_errors
-from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.rigid import exp_se3
 from voxelfield.settings.presets import preset
 
 COUNT, SIDE = 24, 100
-SETTINGS = ("trainer=smoke", "trainer.steps=250", "trainer.preview_every=0", "trainer.checkpoint_every=0")
+SETTINGS = ("trainer=smoke", "trainer.steps=400", "trainer.preview_every=0", "trainer.checkpoint_every=0")
 
 
 def network(folder: Path) -> dict[str, object]:
@@ -54,18 +53,15 @@ def test_poses_of_a_network_are_read_as_the_guide_says_and_adjusted(tmp_path, mo
     intrinsics = torch.from_numpy(given["intrinsics"])[:, [0, 1, 0, 1], [0, 1, 2, 2]].float()
     torch.testing.assert_close(scene.train.cameras.intrinsics, intrinsics)
     truth = voxelfield.load_scene("bricks", image_size=SIDE).train.cameras[list(range(COUNT))]
-    errors: list[float] = []
-
-    def turned(cameras: Cameras) -> float:
-        return float(pose_errors(cameras, truth)[0].mean())
-
     fitted = []
-    for camera in ("camera=none", "camera=adjust"):
-        session = voxelfield.Session(scene, preset(*SETTINGS, camera, device="cpu", name="train"))
+    for camera in (["camera=none"], ["camera=adjust", "camera.pose_lr=1e-3"]):
+        session = voxelfield.Session(scene, preset(*SETTINGS, *camera, device="cpu", name="train"))
         assert session.fit()
         fitted.append(session.evaluate("train", views=6).psnr)
-        if camera == "camera=adjust":
-            errors = [turned(scene.train.cameras), turned(session.component(CameraRefinement).refined())]
-    print(errors, fitted)
-    assert errors[1] < 0.9 * errors[0]
-    assert fitted[1] > fitted[0]
+    assert fitted[1] > fitted[0] + 2
+    before, after = (
+        pose_errors(cameras, truth)[0].mean()
+        for cameras in (scene.train.cameras, session.component(CameraRefinement).refined())
+    )
+    assert 0.9 < before < 1.1
+    assert after < 0.9 * before
