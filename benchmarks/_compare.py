@@ -125,7 +125,7 @@ def _results(case: Case, name: str, prepared: Prepared, first: Inputs) -> dict[s
         if first.points.is_cuda:
             # The allocator reuses this memory, so an element that is not written would show as NaN.
             for like in first.sources if what == "backward" else (first.values,):
-                torch.full_like(like, torch.nan)
+                torch.full_like(like, torch.nan if like.is_floating_point() or like.is_complex() else -1)
         results[what] = timed.to_ours(timed.call())
         if timed.repeatable and not all(map(torch.equal, results[what], timed.to_ours(timed.call()))):
             raise SystemExit(f"{case.label}: {what} of {name} gave other bits the second time")

@@ -131,12 +131,13 @@ def bspline_prefilter(
 
 def _filtered(values: Tensor, axis: int, padding: str, mirrors: bool) -> Tensor:
     """Filters along an axis, up to the factor of the result; see :func:`_beyond` for the arguments."""
-    before, after = (_beyond(values, axis, first, padding, mirrors) for first in (-_REACH, values.shape[axis]))
-    filtered = torch.cat((before, values, after), axis)
+    low, high = (_beyond(values, axis, first, padding, mirrors) for first in (-_REACH, values.shape[axis]))
+    filtered = torch.cat((low, values, high), axis)
     for backwards in (False, True):
         for step in _STEPS:
-            parts = [filtered.narrow(axis, at, filtered.shape[axis] - step) for at in (0, step)]
-            filtered = torch.add(parts[not backwards], parts[backwards], alpha=_POLE**step)
+            before, after = (filtered.narrow(axis, at, filtered.shape[axis] - step) for at in (0, step))
+            first, second = (before, after) if backwards else (after, before)
+            filtered = torch.add(first, second, alpha=_POLE**step)
     return filtered
 
 
