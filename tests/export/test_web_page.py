@@ -171,6 +171,20 @@ def test_a_page_without_room_for_two_vertices_per_voxel_has_one(tmp_path, monkey
     assert sum(stored) == 10 * log_density.numel()
 
 
+def test_blocks_for_which_a_browser_has_no_room_stay_coarse(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    field = make_field(CPU, None)
+    occupancy = half_empty(field)
+    write(tmp_path, field, occupancy)
+    whole = {name: len(data) for name, data in stored_arrays(tmp_path).items()}
+    layers = [name for name in whole if name.startswith("layer")]
+    monkeypatch.setattr(web_page, "_vertices_per_voxel", lambda *_: 2)
+    monkeypatch.setattr(web_page, "_MAX_MEMORY", sum(whole.values()) - 1)
+    write(tmp_path, field, occupancy)
+    assert stored_arrays(tmp_path).keys() == whole.keys() - {layers[-1]}
+    assert "of the blocks stay coarse, so that the page and its textures fit" in caplog.text
+
+
 def test_the_command_starts_the_page_at_the_scenes_first_camera(tmp_path, caplog):
     caplog.set_level("INFO")
     config = settings("model.shading=deferred")
@@ -261,7 +275,7 @@ def test_fields_that_no_browser_can_draw_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="must have occupied cells for a web page, got none"):
         write(tmp_path, per_sample(), nothing)
     monkeypatch.setattr(web_page, "_MAX_MEMORY", 2**10)
-    with pytest.raises(ValueError, match=r"got \d+ blocks of stored values in 0\.\d\d GiB and a side of \d+: train"):
+    with pytest.raises(ValueError, match=r"got \d+ coarse blocks of stored values in 0\.\d\d GiB and a side of \d+: "):
         write(tmp_path, field)
     with torch.no_grad():
         field.decoder.color_network[0][0, 0] = math.nan

@@ -106,7 +106,7 @@ def save_web_page(
     bricks = bake(field, model.occupancy, _vertices_per_voxel(field, model))
     blocks, atlas = _ordered(bricks, _by_pixels(bricks, field, cameras))
     fixed, refined = _textures(model, field, bricks, blocks, atlas), _vertex_textures(atlas)
-    _check_size([*fixed, *refined], int((blocks >= 0).sum()))
+    _check_size(fixed, refined, int((blocks >= 0).sum()))
     stored = _compressed(fixed, refined, web_size)
     layers = len(stored) - len(fixed)
     _compare(model, _PageField(field, bricks, blocks, atlas, layers), cameras)
@@ -270,14 +270,15 @@ def _vertices_per_voxel(field: RadianceField, model: Model) -> int:
     return 1
 
 
-def _check_size(textures: list[_Texture], blocks: int) -> None:
-    size = sum(texture.texels.nbytes for texture in textures)
-    side = max(length for texture in textures for length in texture.texels.shape[:3])
+def _check_size(fixed: list[_Texture], refined: list[_Texture], blocks: int) -> None:
+    """Raises ValueError unless a browser has room for all that is drawn at first."""
+    size = sum(texture.texels.nbytes for texture in fixed)
+    side = max(length for texture in (*fixed, *refined) for length in texture.texels.shape[:3])
     if size > _MAX_MEMORY or side > _MAX_SIDE:
         raise ValueError(
             f"field must fit into {_MAX_MEMORY / 2**30:.0f} GiB and textures of {_MAX_SIDE} along each side for a web "
-            f"page, got {blocks} blocks of stored values in {size / 2**30:.2f} GiB and a side of {side}: train with a "
-            "lower trainer.finest_resolution"
+            f"page, got {blocks} coarse blocks of stored values in {size / 2**30:.2f} GiB and a side of {side}: train "
+            "with a lower trainer.finest_resolution"
         )
 
 
@@ -309,19 +310,26 @@ def _vertex_textures(atlas: Tensor) -> list[_Texture]:
 
 
 def _compressed(fixed: list[_Texture], refined: list[_Texture], web_size: float | None) -> dict[str, bytes]:
-    """Returns the compressed data by name: what the first picture needs, then the layers of blocks that fit."""
+    """Returns the compressed data by name: what the first picture needs, then the layers of blocks that fit.
+
+    They fit into the page, and their textures into a browser.
+    """
     stored = {name: zlib.compress(texels.cpu().numpy().tobytes()) for name, _, texels in fixed}
     room = math.inf if web_size is None else 0.75 * web_size * 2**20 - _PAGE  # base64 makes four bytes of three
     size = sum(map(len, stored.values()))
     if size > room:
         raise ValueError(f"web_size must be at least {(size + _PAGE) / 0.75 / 2**20:.2f} MiB, got {web_size:g}")
     layers = len(refined[0].texels) // BLOCK_VERTICES
+    memory = sum(texels.nbytes for _, _, texels in fixed)
     for layer in range(layers):
         rows = slice(layer * BLOCK_VERTICES, (layer + 1) * BLOCK_VERTICES)
-        data = zlib.compress(b"".join(texels[rows].cpu().numpy().tobytes() for _, _, texels in refined))
-        size += len(data)
-        if size > room:
-            logger.info("%.0f %% of the blocks stay coarse, so that the page fits", 100 * (1 - layer / layers))
+        raw = b"".join(texels[rows].cpu().numpy().tobytes() for _, _, texels in refined)
+        data = zlib.compress(raw)
+        size, memory = size + len(data), memory + len(raw)
+        if size > room or memory > _MAX_MEMORY:
+            logger.info(
+                "%.0f %% of the blocks stay coarse, so that the page and its textures fit", 100 * (1 - layer / layers)
+            )
             break
         stored[f"layer{layer}"] = data
     return stored
