@@ -532,9 +532,10 @@ INDICES = {"cpu": ops.VoxelIndex(VOXELS, (9, 4, 5))}
 
 
 def in_list(features: Tensor, points: Tensor, **options: Any) -> Tensor:
-    if points.device.type not in INDICES:
-        INDICES[points.device.type] = ops.VoxelIndex(VOXELS.to(points.device), (9, 4, 5))
-    return ops.sample_voxels(features, INDICES[points.device.type], points, **options)
+    place = points.device.type if isinstance(points, Tensor) and not points.is_meta else "cpu"
+    if place not in INDICES:
+        INDICES[place] = ops.VoxelIndex(VOXELS.to(place), (9, 4, 5))
+    return ops.sample_voxels(features, INDICES[place], points, **options)
 
 
 def voxel_grid(features: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ WRONG = {
 PUBLIC = [name for name in CONTRACTS if name in ops.__all__]
 TENSORS = [(name, key) for name in PUBLIC for key in named_tensors(CONTRACTS[name].arguments())]
 # These set what others must fit, which are blamed.
-LEADING = {"grid", "grids[0]", "input", "feats", "density", "alpha", "values", "t_starts", "weights[0]", "origins"}
+LEADING = {"grid", "grids[0]", "input", "feats", "density", "alpha", "values", "t_starts", "weights[0]", "origins", "depths"}
 LEADING_TOO = {("march_levels", "occupied")}
 SCANS = ("inclusive_sum", "exclusive_sum", "inclusive_prod", "exclusive_prod")
 # Calls that are right after all.
@@ -90,6 +90,13 @@ RIGHT = {
     ),
     ("dimensions", "backproject_rays", "values"),
     *(("other precision", "backproject_rays", name) for name in ("values", "origins", "directions")),
+    *((kind, name, "grid") for name in ("sample_distance", "redistance") for kind in ("length", "other precision")),
+    ("dimensions", "redistance", "grid"),
+    *((kind, "sample_distance", "points") for kind in ("dimensions", "length", "other precision")),
+    *((kind, "sample_voxels", "points") for kind in ("dimensions", "length", "other precision")),
+    ("other precision", "sample_voxels", "features"),
+    *(("other precision", name, "aabb") for name in ("sample_distance", "redistance", "integrate_depth")),
+    *(("other precision", "integrate_depth", name) for name in ("depths", "c2w", "intrinsics")),
     *(("nothing", name, "offset") for name in ("importance_sample", "march_rays", "render_grid")),
     ("nothing", "sum_along_rays", "weights"),
     *(("device", name, "ray_index") for name in ("offsets_from_ray_index", "pack_info")),
@@ -109,11 +116,13 @@ def assert_refused(call, name, kinds=(TypeError, ValueError)):
 CASES = [(*case, kind, "cpu") for case in TENSORS for kind in WRONG]
 # Kernels alone check what these ops get, and there are none for tensors without values.
 CHECKED_BY_KERNELS = ("march_rays", "march_levels", "render_grid")
+# An index of voxels has values, which the tensors beside it must be near.
+WITH_VALUES = (*CHECKED_BY_KERNELS, "sample_voxels")
 # Without values, which offsets and indices are refused for.
 CASES += [
     (*case, kind, "meta")
     for case in TENSORS
-    if case[0] not in CHECKED_BY_KERNELS
+    if case[0] not in WITH_VALUES
     for kind in ("dimensions", "length", "dtype", "other precision")
     if kind != "length" or case[1] not in ("ray_offsets", "ray_index")
 ]

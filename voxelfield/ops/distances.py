@@ -21,6 +21,7 @@ from voxelfield.foundation.checks import (
     check_dense,
     check_dtype,
     check_field,
+    check_same_device,
     coordinate_dtype,
     lies_within,
     truth_of,
@@ -82,8 +83,10 @@ def sample_distance(
     check_dense("grid", grid)
     check_dense("points", points)
     check_dtype("grid", grid, FLOATING)
+    check_dtype("points", points, FLOATING)
+    check_same_device("points", points, "grid", grid)
     wide = coordinate_dtype(grid.dtype)
-    check_field("aabb", aabb, (2, 3), (torch.float32, torch.float64), "points", points)
+    check_field("aabb", aabb, (2, 3), (torch.float32, torch.float64), "grid", grid)
     if points.dim() < 1 or points.shape[-1] != 3:
         raise ArgumentValueError(f"points must have shape (..., 3), got {tuple(points.shape)}")
     low, high = aabb.to(wide).unbind(0)
