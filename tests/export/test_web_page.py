@@ -213,8 +213,13 @@ def test_a_page_of_a_given_name_has_all_of_its_data(tmp_path, monkeypatch):
     page = tmp_path / "new" / "harbour.html"
     write(page, make_field(CPU, None))
     assert [file.name for file in page.parent.iterdir()] == ["harbour.html"]
+    whole = page.stat().st_size
+    monkeypatch.setattr(web_page, "MAX_INLINE", whole // 2)
+    write(page, make_field(CPU, None))
+    assert [file.name for file in page.parent.iterdir()] == ["harbour.html"]
+    assert page.stat().st_size < whole
     monkeypatch.setattr(web_page, "MAX_INLINE", 1000)
-    with pytest.raises(ValueError, match=r"path must be a folder for data .* got .*harbour\.html"):
+    with pytest.raises(ValueError, match=r"web_size must be at least .* MiB for .* a folder has room"):
         write(page, make_field(CPU, None))
 
 
@@ -245,7 +250,7 @@ def test_a_page_of_a_given_size_refines_the_blocks_that_cover_the_most_pixels(tm
     changes = compared[1].density(centres) / compared[0].density(centres) - 1
     assert torch.equal(changes == 0, refined)
     assert changes[~refined].abs().mean() > 0.02
-    with pytest.raises(ValueError, match=r"web_size must be at least 0\.\d\d MiB, got 0\.0001"):
+    with pytest.raises(ValueError, match=r"web_size must be at least 0\.\d\d MiB for .*, got 0\.0001"):
         save_web_page(page, model, CAMERAS, web_size=0.0001)
 
 

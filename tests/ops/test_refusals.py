@@ -58,7 +58,19 @@ WRONG = {
 PUBLIC = [name for name in CONTRACTS if name in ops.__all__]
 TENSORS = [(name, key) for name in PUBLIC for key in named_tensors(CONTRACTS[name].arguments())]
 # These set what others must fit, which are blamed.
-LEADING = {"grid", "grids[0]", "input", "feats", "density", "alpha", "values", "t_starts", "weights[0]", "origins", "depths"}
+LEADING = {
+    "grid",
+    "grids[0]",
+    "input",
+    "feats",
+    "density",
+    "alpha",
+    "values",
+    "t_starts",
+    "weights[0]",
+    "origins",
+    "depths",
+}
 LEADING_TOO = {("march_levels", "occupied")}
 SCANS = ("inclusive_sum", "exclusive_sum", "inclusive_prod", "exclusive_prod")
 # Calls that are right after all.

@@ -77,7 +77,8 @@ def save_web_page(
     values that are interpolated (:meth:`voxelfield.rendering.bricks.Bricks.unpacked`) and rounded to 8 bits. For other
     fields, the view dependence of colours is approximated (:class:`voxelfield.fields.harmonics.HarmonicsDecoder`). The
     log says how much the images differ from those of :func:`voxelfield.rendering.render.render_view`. The page contains
-    all data, unless they exceed :data:`MAX_INLINE` when compressed: then they are loaded from files beside it.
+    all data. If they exceed :data:`MAX_INLINE` when compressed, a folder has them in files beside the page, which are
+    loaded, and the last blocks of a single page stay coarse.
 
     The page first draws blocks of 3 x 3 x 3 vertices, and replaces them by blocks of 8 x 8 x 8 as these arrive, in the
     order of the number of pixels that they cover in the images of all cameras.
@@ -92,7 +93,7 @@ def save_web_page(
 
     Raises:
         ValueError: The field is one that :func:`check_drawable` rejects or is too large for a browser, there are no
-            cameras, the path is one page and data would be beside it, or the coarse blocks exceed ``web_size``.
+            cameras, or the coarse blocks exceed ``web_size`` or what a single page may have.
         FloatingPointError: A density, feature or weight is not finite.
         FileExistsError: There is an ``index.html``, or a file of data beside it, that voxelfield has not written.
         OSError: A file cannot be written.
@@ -107,14 +108,12 @@ def save_web_page(
     blocks, atlas = _ordered(bricks, _by_pixels(bricks, field, cameras))
     fixed, refined = _textures(model, field, bricks, blocks, atlas), _vertex_textures(atlas)
     _check_size(fixed, refined, int((blocks >= 0).sum()))
-    stored = _compressed(fixed, refined, web_size)
+    inline = page == Path(path)
+    room = min(MAX_INLINE if inline else math.inf, math.inf if web_size is None else _data_of(web_size))
+    stored = _compressed(fixed, refined, room)
     layers = len(stored) - len(fixed)
     _compare(model, _PageField(field, bricks, blocks, atlas, layers), cameras)
-    beside = sum(map(len, stored.values())) > MAX_INLINE
-    if beside and page == Path(path):
-        raise ValueError(
-            f"path must be a folder for data of more than {MAX_INLINE >> 20} MiB beside a page, got {path}"
-        )
+    beside = not inline and sum(map(len, stored.values())) > MAX_INLINE
     files = {name: f"{name}.bin" for name in stored if beside}
     parts = ((name, part) for name, data in stored.items() if not beside for part in _encoded(data))
     for file in files.values():
@@ -309,16 +308,24 @@ def _vertex_textures(atlas: Tensor) -> list[_Texture]:
     return [_Texture("log_density", "R16F", atlas[..., 0]), *values]
 
 
-def _compressed(fixed: list[_Texture], refined: list[_Texture], web_size: float | None) -> dict[str, bytes]:
+def _data_of(web_size: float) -> float:
+    """Returns how many bytes of data a page of so many MiB has; base64 makes four bytes of three."""
+    return 0.75 * web_size * 2**20 - _PAGE
+
+
+def _compressed(fixed: list[_Texture], refined: list[_Texture], room: float) -> dict[str, bytes]:
     """Returns the compressed data by name: what the first picture needs, then the layers of blocks that fit.
 
-    They fit into the page, and their textures into a browser.
+    They fit into ``room``, in bytes, and their textures into a browser.
     """
     stored = {name: zlib.compress(texels.cpu().numpy().tobytes()) for name, _, texels in fixed}
-    room = math.inf if web_size is None else 0.75 * web_size * 2**20 - _PAGE  # base64 makes four bytes of three
     size = sum(map(len, stored.values()))
     if size > room:
-        raise ValueError(f"web_size must be at least {(size + _PAGE) / 0.75 / 2**20:.2f} MiB, got {web_size:g}")
+        needed, given = ((each + _PAGE) / 0.75 / 2**20 for each in (size, room))
+        raise ValueError(
+            f"web_size must be at least {needed:.2f} MiB for the coarse blocks, got {given:.4g}; a folder has room for "
+            "more than a single page"
+        )
     layers = len(refined[0].texels) // BLOCK_VERTICES
     memory = sum(texels.nbytes for _, _, texels in fixed)
     for layer in range(layers):
