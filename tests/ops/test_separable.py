@@ -382,7 +382,7 @@ def test_sums_of_more_elements_than_32_bits_count(device):
         (lambda g, p: ops.sample_cubic(g[:0], p), "grid must have 1 to 2"),
         (lambda g, p: ops.bspline_prefilter(g, 4), "dimensions must be 1, 2 or 3"),
         (lambda g, p: ops.bspline_prefilter(g[:0]), "grid must have 1 to 2"),
-        (lambda g, p: ops.splat_cubic(p, p, (3, 3)), "resolution must be one int, or 3 for points of 3 coordinates"),
+        (lambda g, p: ops.splat_cubic(p, p, (3, 3)), "resolution must be one int, or 3 for as many coordinates"),
         (lambda g, p: ops.splat_cubic(p, p, 0), "resolution must be an int of at least 1"),
         (lambda g, p: ops.splat_trilinear(p[:4], p, 3), r"points must have shape \(4, D\)"),
         (lambda g, p: ops.splat_trilinear(p[0], p, 3), r"values must have shape \(N, C\)"),

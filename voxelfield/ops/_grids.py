@@ -18,6 +18,7 @@ from voxelfield.foundation.autograd import MaybeTensor, OpFunction, needs_long_p
 from voxelfield.foundation.checks import (
     FLOATING,
     INTEGERS,
+    check_at_least_one,
     check_choice,
     check_dtype,
     check_field,
@@ -27,7 +28,7 @@ from voxelfield.foundation.checks import (
     truth_of,
     widen_positions,
 )
-from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
+from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError, shown
 from voxelfield.ops._derivatives import (
     Gather,
     PointGradient,
@@ -175,6 +176,16 @@ class SampleInBox(OpFunction):
             of_points = of_unit / (high - low)
             of_aabb = torch.stack(((of_points * (unit - 1)).sum(0), -(of_points * unit).sum(0)))
         return of_grid, of_points, of_aabb, None
+
+
+def grid_size(name: str, resolution: int | Sequence[int], axes: int = 3) -> tuple[int, ...]:
+    """Returns numbers of vertices along some axes, of which one may stand for all; raises unless they are that."""
+    size = tuple(resolution) if isinstance(resolution, Sequence) else (resolution,) * axes
+    if len(size) != axes:
+        raise ArgumentValueError(f"{name} must be one int, or {axes} for as many coordinates, got {shown(resolution)}")
+    for number in size:
+        check_at_least_one(name, number)
+    return size
 
 
 def shared_grid(grids: Tensor) -> Tensor | None:

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from voxelfield.foundation.autograd import hold_constant
 from voxelfield.foundation.checks import (
     FLOATING,
-    check_at_least_one,
     check_choice,
     check_dense,
     check_dtype,
@@ -28,6 +27,7 @@ from voxelfield.foundation.checks import (
 )
 from voxelfield.foundation.errors import ArgumentValueError, shown
 from voxelfield.installed import import_optional
+from voxelfield.ops._grids import grid_size
 from voxelfield.ops.grid import sample_trilinear
 
 Bound = Literal["upper", "lower"]
@@ -297,16 +297,6 @@ def integrate_depth(
 
 def _mean(total: Tensor, weight: Tensor) -> Tensor:
     return torch.where(weight > 0, total / torch.where(weight > 0, weight, 1.0), math.nan)
-
-
-def grid_size(name: str, resolution: int | Sequence[int]) -> tuple[int, ...]:
-    """Returns three numbers of vertices, which may be given as one; raises unless they are."""
-    size = tuple(resolution) if isinstance(resolution, Sequence) else (resolution,) * 3
-    if len(size) != 3:
-        raise ArgumentValueError(f"{name} must be one number of vertices or three, got {shown(resolution)}")
-    for number in size:
-        check_at_least_one(name, number)
-    return size
 
 
 def distance_in_view(

@@ -26,7 +26,7 @@ from voxelfield.foundation.checks import (
     widen_positions,
 )
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError, shown
-from voxelfield.ops._grids import PADDINGS, sample_lookup, shared_grid, splat_grids, summation_method
+from voxelfield.ops._grids import PADDINGS, grid_size, sample_lookup, shared_grid, splat_grids, summation_method
 from voxelfield.ops._separable import whole_scale
 from voxelfield.ops._table import declare
 
@@ -126,11 +126,7 @@ def backproject_rays(
     """
     check_dense("values", values)
     check_dtype("values", values, FLOATING)
-    size = list(resolution) if isinstance(resolution, Sequence) else [resolution] * 3
-    if len(size) != 3:
-        raise ArgumentValueError(f"resolution must be one int or three, got {shown(resolution)}")
-    for number in size:
-        check_at_least_one("resolution", number)
+    size = grid_size("resolution", resolution)
     labelled = 1 if labels is None else 2
     if values.dim() < labelled + truth_of("batched", batched):
         raise ArgumentValueError(f"values must have shape (..., {'C' if labels is None else 'L, C'}), got no rays")

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from voxelfield.foundation.checks import (
     FLOATING,
-    check_at_least_one,
     check_choice,
     check_dense,
     check_dtype,
@@ -18,8 +17,8 @@ from voxelfield.foundation.checks import (
     truth_of,
     widen_positions,
 )
-from voxelfield.foundation.errors import ArgumentValueError, shown
-from voxelfield.ops._grids import MODES, PADDINGS, Mode, Padding, splat_grids, summation_method
+from voxelfield.foundation.errors import ArgumentValueError
+from voxelfield.ops._grids import MODES, PADDINGS, Mode, Padding, grid_size, splat_grids, summation_method
 from voxelfield.ops._separable import as_complex, as_real, separable_options, splat_separable
 from voxelfield.ops.cubic import CUBIC_KERNELS, CubicKernel
 
@@ -126,7 +125,8 @@ def _splat(
     real = as_real(values) if is_complex else values
     check_dtype("values", real, FLOATING)
     dtype, wide = real.dtype, coordinate_dtype(real.dtype)
-    points, size = _checked_points(values, points, wide), _checked_size(points, resolution)
+    points = _checked_points(values, points, wide)
+    size = grid_size("resolution", resolution, points.shape[-1])
     columns = real
     if weights is not None:
         check_field("weights", weights, tuple(values.shape[:-1]), FLOATING, "values", values)
@@ -154,18 +154,6 @@ def _checked_points(values: Tensor, points: Tensor, wide: torch.dtype) -> Tensor
     if not 1 <= points.shape[-1] <= 3:
         raise ArgumentValueError(f"points must have 1 to 3 coordinates, got shape {tuple(points.shape)}")
     return widen_positions("points", points, wide).to(wide)
-
-
-def _checked_size(points: Tensor, resolution: int | Sequence[int]) -> tuple[int, ...]:
-    axes = points.shape[-1]
-    size = tuple(resolution) if isinstance(resolution, Sequence) else (resolution,) * axes
-    if len(size) != axes:
-        raise ArgumentValueError(
-            f"resolution must be one int, or {axes} for points of {axes} coordinates, got {shown(resolution)}"
-        )
-    for number in size:
-        check_at_least_one("resolution", number)
-    return size
 
 
 def _splat_volume(

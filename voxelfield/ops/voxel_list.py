@@ -23,8 +23,8 @@ from voxelfield.foundation.checks import (
     widen_positions,
 )
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
+from voxelfield.ops._grids import grid_size
 from voxelfield.ops.cells import trilinear_interpolate
-from voxelfield.ops.distances import grid_size
 from voxelfield.ops.grid import sample_trilinear
 
 Missing = Literal["zeros", "renormalize"]
