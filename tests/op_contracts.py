@@ -514,7 +514,8 @@ def around(grid: Tensor, points: Tensor, aabb: Tensor, bound: str) -> Tensor:
     distance = torch.where(outside, squared, 1).sqrt() * outside
     if bound == "upper":
         return value + distance
-    return torch.where(outside, (squared + value.square()).sqrt(), value)
+    positive = outside & (value >= 0)
+    return torch.where(positive, torch.where(positive, squared + value.square(), 1).sqrt(), value - distance)
 
 
 def depth_images(count: int, **others: Any) -> Arguments:

@@ -227,7 +227,7 @@ def others_unchanged(
         rows = {name: floating[name] for name in by_row if name in floating and floating[name].dim()}
         lengths = {len(x) for x in rows.values()}
         others = [x for name, x in floating.items() if name not in rows and name != "dt"]
-        others += [x for xs in arguments.values() if isinstance(xs, list) for x in xs]
+        others += [x for xs in arguments.values() if isinstance(xs, list) for x in xs if isinstance(x, Tensor)]
         offsets = arguments.get("ray_offsets")
         if len(lengths) != 1 or not all(bool(is_calm(x).all()) for x in others if x.numel()):
             return

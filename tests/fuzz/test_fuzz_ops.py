@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 import pytest
+from fuzz_distances import DISTANCES
 from fuzz_marching import MARCHING
 from fuzz_property import Subject, try_broken, try_extreme, try_right
 from fuzz_rays import RAYS
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from voxelfield import ops
 
-OPS: dict[str, Subject] = {**SAMPLING, **RAYS, **MARCHING}
+OPS: dict[str, Subject] = {**SAMPLING, **RAYS, **MARCHING, **DISTANCES}
 
 every_op = pytest.mark.parametrize("name", OPS)
 

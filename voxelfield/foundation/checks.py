@@ -52,6 +52,12 @@ def check_dense(name: str, value: object) -> None:
         )
 
 
+def check_has_values(name: str, value: Tensor) -> None:
+    """Raises if a tensor whose values are read has none."""
+    if value.is_meta:
+        raise ArgumentValueError(f"{name} must have values, but it is on the device meta")
+
+
 def check_dtype(name: str, value: Tensor, allowed: tuple[torch.dtype, ...], why: str = "") -> None:
     """Raises unless the tensor has one of the allowed dtypes."""
     if value.dtype not in allowed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
@@ -178,6 +179,9 @@ class SampleInBox(OpFunction):
         return of_grid, of_points, of_aabb, None
 
 
+_LARGEST = 1 << 40  # vertices of a grid, which no memory holds
+
+
 def grid_size(name: str, resolution: int | Sequence[int], axes: int = 3) -> tuple[int, ...]:
     """Returns numbers of vertices along some axes, of which one may stand for all; raises unless they are that."""
     size = tuple(resolution) if isinstance(resolution, Sequence) else (resolution,) * axes
@@ -185,6 +189,8 @@ def grid_size(name: str, resolution: int | Sequence[int], axes: int = 3) -> tupl
         raise ArgumentValueError(f"{name} must be one int, or {axes} for as many coordinates, got {shown(resolution)}")
     for number in size:
         check_at_least_one(name, number)
+    if math.prod(map(int, size)) > _LARGEST:
+        raise ArgumentValueError(f"{name} must be a grid of at most 2^40 vertices, got {shown(resolution)}")
     return size
 
 

@@ -20,6 +20,8 @@ from voxelfield.foundation.checks import (
     check_dense,
     check_dtype,
     check_field,
+    check_finite,
+    check_has_values,
     check_same_device,
     coordinate_dtype,
     lies_within,
@@ -90,11 +92,14 @@ def sample_distance(
     if points.dim() < 1 or points.shape[-1] != 3:
         raise ArgumentValueError(f"points must have shape (..., 3), got {tuple(points.shape)}")
     low, high = aabb.to(wide).unbind(0)
-    where = points.to(wide)
+    finite = points.isfinite().all(dim=-1, keepdim=True)
+    # A position that is not finite must not reach the box's gradient.
+    where = torch.where(finite, points.to(wide), low)
     sample: Callable[..., Any] = sample_trilinear
-    sampled = sample(grid, (where - low) / (high - low), with_gradient=truth_of("with_gradient", with_gradient))
+    unit = torch.where(finite, (where - low) / (high - low), math.nan)
+    sampled = sample(grid, unit, with_gradient=truth_of("with_gradient", with_gradient))
     value, slope = sampled if with_gradient else (sampled, None)
-    value, finite = value.to(wide), where.isfinite().all(dim=-1, keepdim=True)
+    value = value.to(wide)
     beyond = torch.where(finite, where - torch.minimum(torch.maximum(where, low), high), 0.0)
     squared = beyond.square().sum(dim=-1, keepdim=True)
     outside = squared > 0
@@ -324,7 +329,8 @@ def distance_in_view(
     xs, ys = (x, (x + 1).clamp(max=width - 1)), (y, (y + 1).clamp(max=height - 1))
     corners = torch.stack([depths[y, x] for y in ys for x in xs])
     weights = torch.stack(((1 - u) * (1 - v), u * (1 - v), (1 - u) * v, u * v))
-    one_surface = corners.amax(dim=0) - corners.amin(dim=0) < truncation
+    least = corners.amin(dim=0)
+    one_surface = (corners.amax(dim=0) - least < truncation) & (least > 0)  # 0 is no depth
     pixel = row.long() * width + column.long()
     # Gradients of what is left out must be zeros, so that it must be finite.
     mean = (torch.where(one_surface, corners, 0.0) * weights).sum(dim=0)
@@ -356,14 +362,17 @@ def marching_cubes(
 
     Raises:
         MissingPackageError: scikit-image is not installed.
-        TypeError: An argument is not a tensor, or has the wrong dtype.
-        ValueError: An argument has the wrong shape, or ``inside`` is unknown.
+        TypeError: An argument is not a tensor, or has the wrong dtype, or ``level`` is no number.
+        ValueError: An argument has the wrong shape, ``level`` is not finite, or ``inside`` is unknown.
         NotImplementedError: An argument has a tangent of forward mode, or is mapped by ``torch.vmap``.
     """
     check_choice("inside", inside, ("below", "above"))
+    check_finite("level", level)
     check_dense("grid", grid)
     check_dtype("grid", grid, FLOATING)
     check_field("aabb", aabb, (2, 3), (torch.float32, torch.float64))
+    for name, value in (("grid", grid), ("aabb", aabb)):
+        check_has_values(name, value)
     grid, aabb = hold_constant("marching_cubes", grid=grid, aabb=aabb)
     values = grid.squeeze(-1) if grid.dim() == 4 and grid.shape[-1] == 1 else grid
     if values.dim() != 3 or 0 in values.shape:

@@ -13,16 +13,18 @@ from torch.nn import functional as F
 
 from voxelfield.foundation.checks import (
     FLOATING,
+    check_at_least_one,
     check_choice,
     check_dense,
     check_dtype,
     check_field,
+    check_has_values,
     check_same_device,
     check_tensor,
     coordinate_dtype,
     widen_positions,
 )
-from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
+from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError, shown
 from voxelfield.ops._grids import grid_size
 from voxelfield.ops.cells import trilinear_interpolate
 from voxelfield.ops.grid import sample_trilinear
@@ -61,12 +63,17 @@ class VoxelIndex:
     def __init__(self, coords: Tensor, resolution: int | Sequence[int], batch: int | None = None) -> None:
         check_dense("coords", coords)
         check_dtype("coords", coords, (torch.int64, torch.int32, torch.int16, torch.uint8))
+        check_has_values("coords", coords)
+        if batch is not None:
+            check_at_least_one("batch", batch)
         batched = coords.dim() == 2 and coords.shape[1] == 4
         check_tensor("coords", coords, ("N", 4 if batched or batch is not None else 3))
         self.count, self.resolution, device = len(coords), grid_size("resolution", resolution), coords.device
         element = coords[:, 0].long() if batched else coords.new_zeros(self.count, dtype=torch.int64)
         self.batch = int(element.max()) + 1 if batched and batch is None and self.count else batch
         elements = 1 if self.batch is None else self.batch
+        if elements * math.prod(self.resolution) > 1 << 40:
+            raise ArgumentValueError(f"batch must be of grids of at most 2^40 voxels in all, got {shown(self.batch)}")
         place, limits = coords[:, -3:].long(), torch.tensor(self.resolution, device=device)
         outside = ((place < 0) | (place >= limits)).any(dim=1) | (element < 0) | (element >= elements)
         if bool(outside.any()):
