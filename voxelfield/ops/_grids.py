@@ -45,6 +45,7 @@ from voxelfield.ops._table import declare, run_raw
 Padding = Literal["border", "zeros", "reflection", "periodic"]
 Mode = Literal["linear", "nearest"]
 PADDINGS: dict[str, int] = {"border": 0, "zeros": 1, "reflection": 2, "periodic": 3}
+_LARGEST = 1 << 40  # vertices of a grid, which no memory holds
 _PERIODIC, _PERIODIC_CLOSED = 3, 4  # of the second, each axis ends with a copy of its first vertex
 MODES: tuple[str, ...] = ("linear", "nearest")
 Reduction = Literal["concat", "sum"]
@@ -177,9 +178,6 @@ class SampleInBox(OpFunction):
             of_points = of_unit / (high - low)
             of_aabb = torch.stack(((of_points * (unit - 1)).sum(0), -(of_points * unit).sum(0)))
         return of_grid, of_points, of_aabb, None
-
-
-_LARGEST = 1 << 40  # vertices of a grid, which no memory holds
 
 
 def grid_size(name: str, resolution: int | Sequence[int], axes: int = 3) -> tuple[int, ...]:
