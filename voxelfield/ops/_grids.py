@@ -187,7 +187,7 @@ def grid_size(name: str, resolution: int | Sequence[int], axes: int = 3) -> tupl
         raise ArgumentValueError(f"{name} must be one int, or {axes} for as many coordinates, got {shown(resolution)}")
     for number in size:
         check_at_least_one(name, number)
-    if math.prod(map(int, size)) > _LARGEST:
+    if math.prod([int(number) for number in size]) > _LARGEST:
         raise ArgumentValueError(f"{name} must be a grid of at most 2^40 vertices, got {shown(resolution)}")
     return size
 
