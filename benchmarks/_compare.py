@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -209,6 +210,18 @@ def _print_tables(rows: list[dict[str, Any]], ratios: dict[str, str]) -> None:
             lines.append([label, *times, factor, *bounds])
         header = [f"{op}, ms", *names, ratio, "floor", "reached", *(titles[key] for key in extra)]
         print("\n" + harness.table(header, lines))
+
+
+def installed(module: str) -> bool:
+    """Whether a package is installed."""
+    return importlib.util.find_spec(module) is not None
+
+
+def name_missing(packages: Mapping[str, str]) -> None:
+    """Prints the packages, by their modules, that are not installed and therefore not compared."""
+    for module, package in packages.items():
+        if not installed(module):
+            print(f"not compared, because it is not installed: {package}")
 
 
 def run_benchmark(

@@ -23,7 +23,6 @@ of voxels, on a retained graph. A package that is not installed is named in the 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator
@@ -36,7 +35,7 @@ import _harness as harness
 import torch
 import torch.nn.functional as F
 from _alternatives import OURS, Inputs, Pass, Prepared, gradients
-from _compare import Case, Errors, Results, run_benchmark
+from _compare import Case, Errors, Results, installed, name_missing, run_benchmark
 from torch import Tensor
 
 from voxelfield import ops
@@ -293,18 +292,6 @@ def voxel_cases(device: torch.device) -> Iterator[Case]:
 # --- the run --------------------------------------------------------------------------------------------------------
 
 
-def installed(module: str) -> bool:
-    """Whether a package is installed."""
-    return importlib.util.find_spec(module) is not None
-
-
-def name_missing() -> None:
-    """Prints the packages that are not installed and therefore not compared."""
-    for module, package in PACKAGES.items():
-        if not installed(module):
-            print(f"not compared, because it is not installed: {package}")
-
-
 def cases(device: torch.device) -> Iterator[Case]:
     """Yields every case for a device."""
     yield from distance_cases(device)
@@ -314,9 +301,9 @@ def cases(device: torch.device) -> Iterator[Case]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Parses the command line, runs the cases, and prints the tables last."""
-    name_missing()
+    name_missing(PACKAGES)
     run_benchmark("distances", __doc__, cases, RATIOS, arguments)
-    name_missing()
+    name_missing(PACKAGES)
 
 
 if __name__ == "__main__":

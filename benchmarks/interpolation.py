@@ -28,7 +28,6 @@ layout before the clock starts. A package that is not installed is named in the 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +39,7 @@ import _harness as harness
 import torch
 import torch.nn.functional as F
 from _alternatives import OURS, Inputs, Pass, Prepared, as_tuple, gradients
-from _compare import Case, Errors, Results, run_benchmark
+from _compare import Case, Errors, Results, installed, name_missing, run_benchmark
 from torch import Tensor
 
 from voxelfield import ops
@@ -445,18 +444,6 @@ def size_of(resolution: tuple[int, ...], channels: int, dtype: torch.dtype, kern
     return f"{resolution[0]}^{len(resolution)} x {channels}{complex_values} {kernel}"
 
 
-def installed(module: str) -> bool:
-    """Whether a package is installed."""
-    return importlib.util.find_spec(module) is not None
-
-
-def name_missing() -> None:
-    """Prints the packages that are not installed and therefore not compared."""
-    for module, package in PACKAGES.items():
-        if not installed(module):
-            print(f"not compared, because it is not installed: {package}")
-
-
 # --- the run --------------------------------------------------------------------------------------------------------
 
 
@@ -487,9 +474,9 @@ def cases(device: torch.device) -> Iterator[Case]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Parses the command line, runs the cases, and prints the tables last."""
-    name_missing()
+    name_missing(PACKAGES)
     run_benchmark("interpolation", __doc__, cases, RATIOS, arguments)
-    name_missing()
+    name_missing(PACKAGES)
 
 
 if __name__ == "__main__":

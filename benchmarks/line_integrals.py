@@ -24,7 +24,6 @@ bandwidth measured within the L2 cache. On a GPU, a second table has the peak me
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -35,7 +34,7 @@ import _harness as harness
 import torch
 import torch.nn.functional as F
 from _alternatives import OURS, Inputs, Pass, Prepared, as_tuple
-from _compare import Case, Errors, Results, run_benchmark
+from _compare import Case, Errors, Results, installed, name_missing, run_benchmark
 from torch import Tensor
 
 from voxelfield import ops
@@ -46,11 +45,6 @@ TOLERANCE = 0.02  # of sums at samples
 _CHECKED = 1024  # rays that are compared with float64
 
 Projector = Callable[[Tensor, Tensor], Tensor]
-
-
-def installed(module: str) -> bool:
-    """Whether a package is installed."""
-    return importlib.util.find_spec(module) is not None
 
 
 # --- inputs ---------------------------------------------------------------------------------------------------------
@@ -358,9 +352,7 @@ def print_memory(device: torch.device) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Parses the command line, runs the cases, and prints the tables last."""
-    for module, package in PACKAGES.items():
-        if not installed(module):
-            print(f"not compared, because it is not installed: {package}")
+    name_missing(PACKAGES)
     run_benchmark("line_integrals", __doc__, cases, RATIOS, arguments)
     device = harness.start(harness.parser(__doc__).parse_args(arguments)).device
     if device.type == "cuda":
