@@ -264,10 +264,13 @@ def test_a_clone_and_any_other_folder_use_the_binaries_of_an_editable_install(pr
     module = project / "voxelfield" / "_C.abi3.so"
     (site,) = prefix.glob("lib*/python*/site-packages")
     env = environment(site, cache, CXX=NO_COMPILER)
-    # Only site.addsitedir reads the file with which pip makes a tree importable.
-    code = f"import site; site.addsitedir({str(site)!r})\n{USE}import voxelfield\nprint('file', voxelfield.__file__)\n"
-    for folder, origin in ((tmp_path, project), (clone, clone)):
-        done = run_python("-c", code, cwd=folder, env=env)
+    # Only site.addsitedir reads the file with which pip makes a tree importable. The finder that this appends must come
+    # before a voxelfield that is installed beside torch, as it is in .ci/run.
+    added = f"import site, sys; site.addsitedir({str(site)!r})\n"
+    preferred = added + "sys.meta_path.insert(0, sys.meta_path.pop())\n"
+    shown = f"{USE}import voxelfield\nprint('file', voxelfield.__file__)\n"
+    for folder, origin, path in ((tmp_path, project, preferred), (clone, clone, added)):
+        done = run_python("-c", path + shown, cwd=folder, env=env)
         assert loaded_from(done) == module
         assert f"file {origin}{os.sep}" in done.stdout, "another copy was imported: the test shows nothing"
         assert_nothing_was_built(done)
