@@ -1,8 +1,9 @@
 // Interpolation by separable kernels on the CPU. float32 grids with few channels, or with a plane for each channel, are
 // sampled at several points at once, one to a lane of a vector register; other grids in several channels at once.
 //
-// Sums are divided into tiles of planes along the first axis. One thread takes all points for a tile, in their order,
-// so that every vertex receives its terms in an order that does not depend on the number of threads.
+// Sums are divided into tiles of planes along the first axis, or, if they are few, into those of parts of the points.
+// One thread takes all points of a tile or part, in their order, so that every vertex receives its terms in an order that
+// does not depend on the number of threads.
 #include <functional>
 
 #include "common/backend.h"
@@ -38,6 +39,9 @@ void for_each_part(int64_t n, int64_t length, const Work& work) {
   };
   for_each_range(n, length, part);
 }
+
+// Points of small grids are summed in this many parts, whatever the number of threads.
+constexpr int64_t kParts = 8;
 
 template <typename T, int kSets>
 constexpr bool kHot = std::is_same_v<T, float> && kSets == 1;
@@ -264,41 +268,46 @@ struct SplatChannels {
   }
 };
 
-// A tile is several planes of one grid, and takes all points of the grid.
+// A tile is several planes of one grid, and takes all points of the grid, or a part of them into sums of its own.
 template <int kSets, typename T, int D, int K>
 struct SplatTiles {
   const SeparableJob<T, D, K>& job;
   const T *values, *points;
   T* sums;
-  int64_t size, tiles;  // planes of a tile, and tiles of a grid
+  int64_t size, tiles;   // planes of a tile, and tiles of a grid
+  int64_t parts, total;  // of the points, and elements of all grids
 
   VOXELFIELD_HOST_DEVICE void operator()(int64_t begin, int64_t end) const {
-    for (int64_t tile = begin; tile < end; ++tile) {
+    for (int64_t index = begin; index < end; ++index) {
+      const int64_t part = index / (job.grids * tiles), tile = index % (job.grids * tiles);
       const int64_t grid = tile / tiles, low = (tile - grid * tiles) * size * job.locator.stride[0];
       const PlaneRange planes{low, low + size * job.locator.stride[0]};
-      const int64_t first = grid * job.layout.points_per_grid, last = first + job.layout.points_per_grid;
+      const int64_t count = job.layout.points_per_grid;
+      const int64_t first = grid * count + count * part / parts, last = grid * count + count * (part + 1) / parts;
+      T* const out = sums + part * total;
       if constexpr (kHot<T, kSets>) {
         if (takes_points_at_once(job)) {
-          add_points(grid, first, last, planes);
+          add_points(grid, first, last, planes, out);
           continue;
         }
       }
       for (int64_t i = first; i < last; ++i) {
         const auto taps = job.locator(points, i, grid);
         if (taps.empty) continue;
-        const SplatChannels<kSets, T, D, K> add{job, taps, values + job.layout(i, grid), sums, planes};
+        const SplatChannels<kSets, T, D, K> add{job, taps, values + job.layout(i, grid), out, planes};
         for_each_channel<kHot<T, kSets>>(job.channels, job.channel_stride == 1, add);
       }
     }
   }
 
-  VOXELFIELD_HOST_DEVICE void add_points(int64_t grid, int64_t begin, int64_t end, const PlaneRange& planes) const {
+  VOXELFIELD_HOST_DEVICE void add_points(int64_t grid, int64_t begin, int64_t end, const PlaneRange& planes,
+                                         T* out) const {
     TapArrays<D, K, 0> taps;
     for (int64_t first = begin, count = 0; first < end; first += count) {
       count = std::min(kPointsPerBatch, end - first);
       taps.find(job.locator, points + D * first, count);
       for (int64_t c = 0; c < job.channels; ++c) {
-        const AddToVertex<1, float> add{sums + grid * job.locator.grid_stride + c * job.channel_stride};
+        const AddToVertex<1, float> add{out + grid * job.locator.grid_stride + c * job.channel_stride};
         const float* const row = values + job.layout(first, grid) + c * job.layout.channel_stride;
         for (int64_t i = 0; i < count; ++i) {
           if (taps.empty[i]) continue;
@@ -332,12 +341,18 @@ struct Cpu : CpuBackend {
   template <int kSets, typename T, int D, int K>
   static void splat(const SeparableJob<T, D, K>& job, const T* values, const T* points, void* sums,
                     const double* /*scale*/) {
+    int64_t total = job.grids * job.channels;
+    for (const int64_t resolution : job.locator.resolution) total *= resolution;
+    const bool small = kParts * total <= job.count;
     // Every tile finds the vertices of all points of its grid: there should be no more than threads.
-    const int64_t wanted = std::max<int64_t>(torch::stable::get_num_threads() / job.grids, 1);
+    const int64_t wanted = small ? 1 : std::max<int64_t>(torch::stable::get_num_threads() / job.grids, 1);
     const int64_t size = (job.locator.resolution[0] + wanted - 1) / wanted;
-    const int64_t tiles = (job.locator.resolution[0] + size - 1) / size;
-    const SplatTiles<kSets, T, D, K> work{job, values, points, static_cast<T*>(sums), size, tiles};
-    for_each_part<kHot<T, kSets>>(job.grids * tiles, 1, work);
+    const int64_t tiles = (job.locator.resolution[0] + size - 1) / size, parts = small ? kParts : 1;
+    std::vector<T> of_parts(small ? parts * total : 0);
+    T* const out = static_cast<T*>(sums);
+    const SplatTiles<kSets, T, D, K> work{job, values, points, small ? of_parts.data() : out, size, tiles, parts, total};
+    for_each_part<kHot<T, kSets>>(parts * job.grids * tiles, 1, work);
+    for (size_t i = 0; i < of_parts.size(); ++i) out[i % total] += of_parts[i];
   }
 };
 

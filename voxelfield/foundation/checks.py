@@ -31,12 +31,14 @@ def is_divided(values: Tensor) -> bool:
 def check_tensor(name: str, value: Any, shape: tuple[int | str, ...], why: str = "") -> None:
     """Raises unless ``value`` is a dense tensor of the given shape (a string matches any length)."""
     check_dense(name, value)
-    fits = value.dim() == len(shape) and all(
-        isinstance(want, str) or got == want for got, want in zip(value.shape, shape, strict=True)
-    )
+    found = value.shape
+    # A loop, because every op makes this check, and a generator takes longer.
+    fits = len(found) == len(shape)
+    for got, want in zip(found, shape, strict=False):
+        fits = fits and (got == want or isinstance(want, str))
     if not fits:
         wanted = ", ".join(str(s) for s in shape)
-        raise ArgumentValueError(f"{name} must have shape ({wanted}){why}, got {tuple(value.shape)}")
+        raise ArgumentValueError(f"{name} must have shape ({wanted}){why}, got {tuple(found)}")
 
 
 def check_dense(name: str, value: object) -> None:

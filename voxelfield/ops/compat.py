@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from voxelfield.foundation.autograd import MaybeTensor, needs_long_path
+from voxelfield.foundation.autograd import MaybeTensor, OpFunction, needs_long_path
 from voxelfield.foundation.checks import (
     INTEGERS,
     check_choice,
@@ -20,10 +20,11 @@ from voxelfield.foundation.checks import (
 )
 from voxelfield.foundation.errors import ArgumentValueError
 from voxelfield.foundation.private_torch import below_autograd
-from voxelfield.ops._derivatives import Gather, Stencil
+from voxelfield.ops._derivatives import PointGradient, Splat
 from voxelfield.ops._grids import PADDINGS, check_grid_dtype, shared_grid
 from voxelfield.ops._separable import (
     KERNELS,
+    Options,
     as_complex,
     as_real,
     sample_separable,
@@ -106,9 +107,9 @@ def grid_sample(
     grid = grid.to(coordinate_dtype(input.dtype))
     kernel, align_corners = _MODES[mode], truth_of("align_corners", align_corners)
     if _by_torch(input, grid, kernel, padding_mode):
-        stencil = separable_stencil(*separable_options(kernel, padding_mode, align_corners, False, True, True))
-        sampled: Tensor = _ImageGather.apply(stencil, None, None, grid.flatten(1, 2), input)
-        return sampled.view(*input.shape[:2], *grid.shape[1:3])
+        options = separable_options(kernel, padding_mode, align_corners, False, True, True)
+        sampled: Tensor = _ImageSample.apply(options, input, grid)
+        return sampled
     if kernel == "convolution" or (input.dim() == 4 and input.dtype not in INTEGERS):
         return _sample_where_it_is(input, grid, kernel, padding_mode, align_corners)
     # The axes of the volume are z, y, x: it is read in that order, and the positions are reversed. (grid + 1) / 2 in
@@ -117,18 +118,18 @@ def grid_sample(
     shared = shared_grid(input)
     volume = input if shared is None else shared
     # The names and types of arguments have been checked.
-    options: dict[str, Any] = {"padding": padding_mode, "align_corners": align_corners, "mode": kernel}
+    given: dict[str, Any] = {"padding": padding_mode, "align_corners": align_corners, "mode": kernel}
     axes = input.dim() - 2
     *batch, channels = volume.shape[:-axes]
     size = volume.shape[-axes:]
     count = points[..., 0].numel()
     few = axes == 3 and 0 < count * _FEW_POINTS <= math.prod(size) * math.prod(batch)
     if not (few and channels > 1 and volume.is_contiguous()) or needs_long_path():
-        sampled = sample_trilinear(volume.movedim(-axes - 1, -1).contiguous(), points, **options)
+        sampled = sample_trilinear(volume.movedim(-axes - 1, -1).contiguous(), points, **given)
         return sampled.movedim(-1, 1).contiguous()
     # Each channel is a grid of its own, and the batch of grids has the points of all of them.
     rows = points.view(*batch or (1,), 1, -1, 3).expand(-1, channels, -1, -1).flatten(0, 1)
-    sampled = sample_trilinear(volume.reshape(-1, *size, 1), rows, **options)
+    sampled = sample_trilinear(volume.reshape(-1, *size, 1), rows, **given)
     if batch:
         return sampled.view(*input.shape[:2], *points.shape[1:-1])
     return sampled.view(channels, *points.shape[:-1]).movedim(0, 1).contiguous()
@@ -157,32 +158,36 @@ def _sample_where_it_is(input: Tensor, grid: Tensor, kernel: str, padding: str, 
     return sampled.contiguous().view(*input.shape[:2], *grid.shape[1:-1])
 
 
-class _ImageGather(Gather):
-    """Samples images (N, C, H, W) at points (N, P, 2) by torch's kernels; only their second derivatives are ours."""
+class _ImageSample(OpFunction):
+    """Samples images (N, C, H, W) by torch's kernels, and differentiates once by them; second derivatives are ours."""
 
     @staticmethod
-    def forward(*inputs: Any) -> Tensor:
-        stencil, _, _, points, images = inputs
+    def forward(options: Options, images: Tensor, grid: Tensor) -> Tensor:
         with below_autograd():
-            return torch.ops.aten.grid_sampler_2d(images, points.unsqueeze(1), *_torch_options(stencil)).squeeze(2)
+            return torch.grid_sampler(images, grid, *_torch_options(options))
 
-    @classmethod
-    def backward(cls, ctx: Any, *grads: MaybeTensor) -> tuple[MaybeTensor, ...]:
-        (grad,) = grads
-        if grad is None or torch.is_grad_enabled():
-            return Gather.backward(ctx, *grads)
-        *_, of_points, of_images = ctx.needs_input_grad
-        points, *features = ctx.saved_tensors
-        # The kernel takes an image also where no derivative needs one, and none is stored then.
-        images = features[-1] if features else grad.new_zeros(()).expand(ctx.shapes[0])
-        to_images, to_points = torch.ops.aten.grid_sampler_2d_backward(
-            grad.unsqueeze(2), images, points.unsqueeze(1), *_torch_options(ctx.stencil), (of_images, of_points)
-        )
-        return None, None, None, to_points.squeeze(1) if of_points else None, to_images if of_images else None
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.options, images, grid = inputs
+        # The kernel of torch's backward pass takes an image also where no derivative needs one, and none is kept then.
+        ctx.save_for_backward(grid, images if ctx.needs_input_grad[2] else images.new_zeros(()).expand(images.shape))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[MaybeTensor, ...]:
+        grid, images = ctx.saved_tensors
+        _, *wanted = ctx.needs_input_grad
+        if not torch.is_grad_enabled():
+            backward = torch.ops.aten.grid_sampler_2d_backward
+            to_images, to_grid = backward(grad, images, grid, *_torch_options(ctx.options), wanted)
+            return None, to_images if wanted[0] else None, to_grid if wanted[1] else None
+        stencil, values, points = separable_stencil(*ctx.options), grad.flatten(2), grid.flatten(1, 2)
+        to_images = Splat.apply(stencil, (images.shape,), values, points)[0] if wanted[0] else None
+        to_points = PointGradient.apply(stencil, None, values, points, images) if wanted[1] else None
+        return None, to_images, None if to_points is None else to_points.view(grid.shape)
 
 
-def _torch_options(stencil: Stencil) -> tuple[int, int, bool]:
-    kernel, padding, align_corners, *_ = stencil.options
+def _torch_options(options: Options) -> tuple[int, int, bool]:
+    kernel, padding, align_corners, *_ = options
     return _TORCH_MODES[kernel], _TORCH_PADDINGS[padding], align_corners
 
 
