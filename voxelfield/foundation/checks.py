@@ -29,14 +29,17 @@ def is_divided(values: Tensor) -> bool:
 
 
 def check_tensor(name: str, value: Any, shape: tuple[int | str, ...], why: str = "") -> None:
-    """Raises unless ``value`` is a dense tensor of the given shape (a string matches any length)."""
+    """Raises unless ``value`` is a dense tensor of the given shape.
+
+    A string matches any length, and a first ``"..."`` any number of dimensions, which only numbers may follow.
+    """
     check_dense(name, value)
     found = value.shape
     # A loop, because every op makes this check, and a generator takes longer.
     fits = len(found) == len(shape)
     for got, want in zip(found, shape, strict=False):
         fits = fits and (got == want or isinstance(want, str))
-    if not fits:
+    if not fits and not (shape[:1] == ("...",) and found[max(len(found) - len(shape) + 1, 0) :] == shape[1:]):
         wanted = ", ".join(str(s) for s in shape)
         raise ArgumentValueError(f"{name} must have shape ({wanted}){why}, got {tuple(found)}")
 

@@ -20,10 +20,7 @@ from voxelfield.foundation.checks import (
     coordinate_dtype,
     widen_positions,
 )
-from voxelfield.foundation.errors import (
-    ArgumentTypeError,
-    ArgumentValueError,
-)
+from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.grids.boxes import box_extent, box_tensor, parse_box, parse_resolution, parse_size
 from voxelfield.grids.grid import Grid
 from voxelfield.grids.resampling import (

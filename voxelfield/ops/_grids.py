@@ -30,15 +30,7 @@ from voxelfield.foundation.checks import (
     widen_positions,
 )
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError, shown
-from voxelfield.ops._derivatives import (
-    Gather,
-    PointGradient,
-    Shapes,
-    Splat,
-    Stencil,
-    declare_lookup,
-    declare_splat,
-)
+from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Splat, Stencil, declare_lookup, declare_splat
 from voxelfield.ops._errors import element_name
 from voxelfield.ops._table import declare, run_raw
 
@@ -270,13 +262,24 @@ def _check_lookup(grids: Sequence[Tensor], points: Tensor, nearest: bool, sum: b
         if grid is not first:
             check_dtype(name, grid, (first.dtype,), f" as {first_name} is")
             check_same_device(name, grid, first_name, first)
-        if 0 in grid.shape[-4:-1]:
-            raise ArgumentValueError(
-                f"{name} must have 1 to 2^30 vertices along each axis, got shape {tuple(grid.shape)}"
-            )
+        check_vertices(name, grid, grid.shape[-4:-1])
         batch = grid.shape[:-4]
         channels = grid.shape[-1] if sum else "C"
     check_field("points", points, (*batch, "N", 3), coordinate_dtype(first.dtype), first_name, first)
+
+
+def check_vertices(name: str, grid: Tensor, size: Sequence[int]) -> None:
+    """Raises if a grid has an axis without vertices; ``size`` are the lengths of its axes."""
+    if 0 in size:
+        raise ArgumentValueError(f"{name} must have 1 to 2^30 vertices along each axis, got shape {tuple(grid.shape)}")
+
+
+def check_volumes(grid: Tensor) -> None:
+    """Raises unless the argument ``grid`` is one of three axes, or a batch, of floating-point numbers."""
+    check_field("grid", grid, ("...",), FLOATING)
+    if grid.dim() not in (4, 5):
+        raise ArgumentValueError(f"grid must have shape (X, Y, Z, C) or (B, X, Y, Z, C), got {tuple(grid.shape)}")
+    check_vertices("grid", grid, grid.shape[-4:-1])
 
 
 def check_grid_dtype(name: str, grid: Tensor, copied: bool) -> None:

@@ -23,7 +23,7 @@ from voxelfield.foundation.checks import (
 )
 from voxelfield.foundation.errors import ArgumentValueError
 from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Stencil, declare_lookup, declare_splat
-from voxelfield.ops._grids import PADDINGS, as_rows, sample_lookup, value_and_gradient
+from voxelfield.ops._grids import PADDINGS, as_rows, check_vertices, sample_lookup, value_and_gradient
 
 KERNELS: dict[str, int] = {"nearest": 0, "linear": 1, "convolution": 2, "bspline": 3}
 
@@ -141,8 +141,7 @@ def _check(grid: Tensor, points: Tensor, planar: bool) -> None:
     along = "XYZ"[:axes]
     check_tensor("grid", grid, (*batch, "C", *along) if planar else (*batch, *along, "C"))
     check_dtype("grid", grid, FLOATING)
-    if 0 in (grid.shape[-axes:] if planar else grid.shape[-axes - 1 : -1]):
-        raise ArgumentValueError(f"grid must have 1 to 2^30 vertices along each axis, got shape {tuple(grid.shape)}")
+    check_vertices("grid", grid, grid.shape[-axes:] if planar else grid.shape[-axes - 1 : -1])
     shape = (*grid.shape[: len(batch)], "N", axes)
     check_field("points", points, shape, coordinate_dtype(grid.dtype), "grid", grid)
 

@@ -56,12 +56,7 @@ from torch.compiler import is_compiling
 from torch.jit import is_tracing
 
 from voxelfield import _library
-from voxelfield.foundation.autograd import (
-    MaybeTensor,
-    OpFunction,
-    hold_constant,
-    to_record,
-)
+from voxelfield.foundation.autograd import MaybeTensor, OpFunction, hold_constant, to_record
 from voxelfield.foundation.checks import check_same_device
 from voxelfield.foundation.private_torch import (
     add_batch_dim,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from voxelfield.foundation.checks import FLOATING, check_choice, check_dense, check_dtype, coordinate_dtype, truth_of
 from voxelfield.foundation.errors import ArgumentValueError, shown
-from voxelfield.ops._grids import PADDINGS, Padding
+from voxelfield.ops._grids import PADDINGS, Padding, check_vertices
 from voxelfield.ops._separable import sample_along
 
 CubicKernel = Literal["bspline", "convolution"]
@@ -120,8 +120,7 @@ def bspline_prefilter(
         )
     if not grid.is_complex():
         check_dtype("grid", grid, FLOATING)
-    if 0 in grid.shape[-axes - 1 : -1]:
-        raise ArgumentValueError(f"grid must have 1 to 2^30 vertices along each axis, got shape {tuple(grid.shape)}")
+    check_vertices("grid", grid, grid.shape[-axes - 1 : -1])
     mirrors = padding == "reflection" and truth_of("align_corners", align_corners)
     filtered = grid if grid.is_complex() else grid.to(coordinate_dtype(grid.dtype))
     for axis in range(grid.dim() - 1 - axes, grid.dim() - 1):

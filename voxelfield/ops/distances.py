@@ -17,19 +17,16 @@ from voxelfield.foundation.autograd import hold_constant
 from voxelfield.foundation.checks import (
     FLOATING,
     check_choice,
-    check_dense,
-    check_dtype,
     check_field,
     check_finite,
     check_has_values,
-    check_same_device,
     coordinate_dtype,
     lies_within,
     truth_of,
 )
 from voxelfield.foundation.errors import ArgumentValueError, shown
 from voxelfield.installed import import_optional
-from voxelfield.ops._grids import grid_size
+from voxelfield.ops._grids import check_volumes, grid_size
 from voxelfield.ops.grid import sample_trilinear
 
 Bound = Literal["upper", "lower"]
@@ -82,15 +79,10 @@ def sample_distance(
         NotImplementedError: A third derivative is requested, or a second one with ``with_gradient``.
     """
     check_choice("bound", bound, get_args(Bound))
-    check_dense("grid", grid)
-    check_dense("points", points)
-    check_dtype("grid", grid, FLOATING)
-    check_dtype("points", points, FLOATING)
-    check_same_device("points", points, "grid", grid)
-    wide = coordinate_dtype(grid.dtype)
+    check_field("grid", grid, ("...",), FLOATING)
+    check_field("points", points, ("...", 3), FLOATING, "grid", grid)
     check_field("aabb", aabb, (2, 3), (torch.float32, torch.float64), "grid", grid)
-    if points.dim() < 1 or points.shape[-1] != 3:
-        raise ArgumentValueError(f"points must have shape (..., 3), got {tuple(points.shape)}")
+    wide = coordinate_dtype(grid.dtype)
     low, high = aabb.to(wide).unbind(0)
     finite = points.isfinite().all(dim=-1, keepdim=True)
     # A position that is not finite must not reach the box's gradient.
@@ -142,12 +134,9 @@ def redistance(grid: Tensor, aabb: Tensor) -> Tensor:
         ValueError: An argument has the wrong shape or is on another device.
         NotImplementedError: An argument has a tangent of forward mode, or is mapped by ``torch.vmap``.
     """
-    check_dense("grid", grid)
+    check_volumes(grid)
     check_field("aabb", aabb, (2, 3), (torch.float32, torch.float64), "grid", grid)
     grid, aabb = hold_constant("redistance", grid=grid, aabb=aabb)
-    check_dtype("grid", grid, FLOATING)
-    if grid.dim() not in (4, 5) or 0 in grid.shape[-4:-1]:
-        raise ArgumentValueError(f"grid must have shape (X, Y, Z, C) or (B, X, Y, Z, C), got {tuple(grid.shape)}")
     values = grid.to(coordinate_dtype(grid.dtype))
     steps = [
         x / max(size - 1, 1) for x, size in zip((aabb[1] - aabb[0]).to(values.dtype), grid.shape[-4:-1], strict=True)
@@ -368,8 +357,7 @@ def marching_cubes(
     """
     check_choice("inside", inside, ("below", "above"))
     check_finite("level", level)
-    check_dense("grid", grid)
-    check_dtype("grid", grid, FLOATING)
+    check_field("grid", grid, ("...",), FLOATING)
     check_field("aabb", aabb, (2, 3), (torch.float32, torch.float64))
     for name, value in (("grid", grid), ("aabb", aabb)):
         check_has_values(name, value)

@@ -14,11 +14,8 @@ from voxelfield.foundation.checks import (
     FLOATING,
     INTEGERS,
     check_at_least_one,
-    check_dense,
-    check_dtype,
     check_field,
     check_finite,
-    check_same_device,
     check_tensor,
     coordinate_dtype,
     lies_within,
@@ -26,7 +23,15 @@ from voxelfield.foundation.checks import (
     widen_positions,
 )
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError, shown
-from voxelfield.ops._grids import PADDINGS, grid_size, sample_lookup, shared_grid, splat_grids, summation_method
+from voxelfield.ops._grids import (
+    PADDINGS,
+    check_volumes,
+    grid_size,
+    sample_lookup,
+    shared_grid,
+    splat_grids,
+    summation_method,
+)
 from voxelfield.ops._separable import whole_scale
 from voxelfield.ops._table import declare
 
@@ -124,8 +129,7 @@ def backproject_rays(
         ValueError: An argument has the wrong shape or is on another device, or a number is out of range.
         NotImplementedError: As for :func:`integrate_rays`.
     """
-    check_dense("values", values)
-    check_dtype("values", values, FLOATING)
+    check_field("values", values, ("...",), FLOATING)
     size = grid_size("resolution", resolution)
     labelled = 1 if labels is None else 2
     if values.dim() < labelled + truth_of("batched", batched):
@@ -186,12 +190,7 @@ def _checked_lines(
     grid: Tensor, origins: Tensor, directions: Tensor, near: Limit, far: Limit
 ) -> tuple[Tensor, Rays, torch.Size]:
     """Returns the grid and the rays for the kernels, and the shape of the rays as they were given."""
-    check_dense("grid", grid)
-    if grid.dim() not in (4, 5):
-        raise ArgumentValueError(f"grid must have shape (X, Y, Z, C) or (B, X, Y, Z, C), got {tuple(grid.shape)}")
-    check_dtype("grid", grid, FLOATING)
-    if 0 in grid.shape[-4:-1]:
-        raise ArgumentValueError(f"grid must have 1 to 2^30 vertices along each axis, got shape {tuple(grid.shape)}")
+    check_volumes(grid)
     one = shared_grid(grid) if grid.dim() == 5 else None
     batched = grid.dim() == 5 and one is None
     rays, lead = _checked_rays(grid, "grid", origins, directions, near, far, batched)
@@ -215,8 +214,7 @@ def _checked_rays(
     """Returns rays for the kernels, (N, 3), or (B, N, 3) if ``batched``, and their shape as given, or ``lead``."""
     wide, given = coordinate_dtype(like.dtype), []
     for name, x in (("origins", origins), ("directions", directions)):
-        check_dense(name, x)
-        check_field(name, x, (*x.shape[:-1], 3) if x.dim() else ("...", 3), FLOATING, like_name, like)
+        check_field(name, x, ("...", 3), FLOATING, like_name, like)
         given.append(widen_positions(name, x, wide).to(wide))
     if lead is None:
         # Along each axis the length that is not 1; the check below finds others that differ.
@@ -236,9 +234,7 @@ def _checked_rays(
                 raise ArgumentValueError(f"{name} must be a number, got {shown(limit)}")
             limits.append(None if limit is None or limit == default else start.new_full(shape, limit))
             continue
-        check_dense(name, limit)
-        check_dtype(name, limit, FLOATING)
-        check_same_device(name, limit, like_name, like)
+        check_field(name, limit, ("...",), FLOATING, like_name, like)
         _check_expands(name, limit.shape, lead)
         limits.append(limit.to(wide).expand(lead).reshape(shape))
     return (start, along, *limits), lead  # type: ignore[return-value]
@@ -366,8 +362,5 @@ _line_gradient = declare(
     public="integrate_rays",
 )
 _first_crossing = declare(
-    "first_crossing",
-    _crossings,
-    gradients=_crossing_gradients,
-    differentiable=("grid", "origins", "directions"),
+    "first_crossing", _crossings, gradients=_crossing_gradients, differentiable=("grid", "origins", "directions")
 )

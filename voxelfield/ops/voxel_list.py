@@ -15,11 +15,8 @@ from voxelfield.foundation.checks import (
     FLOATING,
     check_at_least_one,
     check_choice,
-    check_dense,
-    check_dtype,
     check_field,
     check_has_values,
-    check_same_device,
     check_tensor,
     coordinate_dtype,
     widen_positions,
@@ -61,8 +58,7 @@ class VoxelIndex:
     """
 
     def __init__(self, coords: Tensor, resolution: int | Sequence[int], batch: int | None = None) -> None:
-        check_dense("coords", coords)
-        check_dtype("coords", coords, (torch.int64, torch.int32, torch.int16, torch.uint8))
+        check_field("coords", coords, ("...",), (torch.int64, torch.int32, torch.int16, torch.uint8))
         check_has_values("coords", coords)
         if batch is not None:
             check_at_least_one("batch", batch)
@@ -170,13 +166,11 @@ def sample_voxels(
         raise ArgumentTypeError(f"index must be a VoxelIndex, got {type(index).__name__}")
     check_choice("missing", missing, get_args(Missing))
     check_field("features", features, (index.count, "C"), FLOATING, "index", index.rows)
-    check_dense("points", points)
-    check_same_device("points", points, "features", features)
+    check_field("points", points, ("...",), FLOATING, "features", features)
     batched, wide = index.batch is not None and element is None, coordinate_dtype(features.dtype)
     if points.dim() < 1 + batched or points.shape[-1] != 3 or (batched and len(points) != index.batch):
         wanted = f"({index.batch}, ..., 3)" if batched else "(..., 3)"
         raise ArgumentValueError(f"points must have shape {wanted}, got {tuple(points.shape)}")
-    check_dtype("points", points, FLOATING)
     where = widen_positions("points", points, wide).to(wide).reshape(math.prod(points.shape[:-1]), 3)
     if element is not None:
         check_field("element", element, tuple(points.shape[:-1]), torch.int64, "features", features)

@@ -103,9 +103,7 @@ def _slots(origins: Tensor, max_samples_per_ray: int, roulette: float) -> tuple[
 
 _march_to_slots = declare("march_to_slots", _slots, public="march_visible")
 _pack_slots = declare(
-    "pack_slots",
-    lambda origins, capacity: empty_samples(origins, origins.shape[0], capacity),
-    public="march_visible",
+    "pack_slots", lambda origins, capacity: empty_samples(origins, origins.shape[0], capacity), public="march_visible"
 )
 
 
