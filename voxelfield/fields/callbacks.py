@@ -79,13 +79,7 @@ class CallbackField(Field):
         self._color = color
 
     def density(self, points: Tensor) -> Tensor:
-        """Evaluates the density alone.
-
-        Args:
-            points: (M, 3) world positions, float32, on the field's device.
-
-        Returns:
-            (M,), per world unit; float32.
+        """See :class:`Field`.
 
         Raises:
             TypeError: ``points`` or the function's result is not a tensor of the right dtype.
@@ -97,14 +91,7 @@ class CallbackField(Field):
         return density.float()
 
     def sample(self, samples: PackedSamples, directions: Tensor) -> tuple[Tensor, Tensor]:
-        """Evaluates the field at packed ray samples.
-
-        Args:
-            samples: M samples of R rays.
-            directions: (R, 3) the rays' unit directions.
-
-        Returns:
-            density (M,), per world unit, and rgb (M, 3); float32.
+        """See :meth:`Field.sample`.
 
         Raises:
             TypeError: The result of a function is not a tensor of the right dtype.

@@ -13,18 +13,6 @@ from torch import Tensor
 from torch._C._functorch import unwrap_if_dead
 from torch.autograd import forward_ad
 
-__all__ = [
-    "add_batch_dim",
-    "below_autograd",
-    "forward_mode_level",
-    "functorch_active",
-    "is_dead_wrapper",
-    "is_mapped",
-    "kernel_of",
-    "remove_batch_dim",
-    "unwrap_dead_wrappers",
-]
-
 # PyTorch's manual for custom operators calls the kernels below autograd in this way, in C++. torch.no_grad() would run
 # the autograd kernel again. The second of the two dispatch keys that this guard excludes only tracks views: with it, a
 # view returned by a Function could not be changed in place.

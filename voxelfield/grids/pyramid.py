@@ -171,10 +171,6 @@ class VoxelPyramid(Grid):
         return self.grids[min(self.active, len(self.grids)) - 1]
 
     @property
-    def _active_features(self) -> list[nn.Parameter]:
-        return self.levels[: self.active]
-
-    @property
     def _active_sparse(self) -> list[SparseGrid]:
         return self.sparse_grids[: max(0, self.active - len(self.grids))]
 
@@ -199,15 +195,16 @@ class VoxelPyramid(Grid):
             raise ArgumentTypeError(f"points must be float32, got {points.dtype}")
         rows, padding, channels = unit.reshape(-1, 3), first.padding, self.channels
         if self.working_copies is not None:
-            features = self.working_copies.sample(self._active_features, rows, padding)
+            features = self.working_copies.sample(self.levels[: self.active], rows, padding)
         else:
-            features = sample_levels(self._active_features, self._active_sparse, rows, self.combination, padding)
+            levels = self.levels[: self.active]
+            features = sample_levels(levels, self._active_sparse, rows, self.combination, padding)
         if features.shape[-1] < channels:
             features = F.pad(features, (0, channels - features.shape[-1]))
         return features if points.dim() == 2 else features.reshape(*points.shape[:-1], channels)
 
     def _new_copies(self, dtype: torch.dtype) -> WorkingCopies:
-        return WorkingCopies(self._active_features, dtype, self.combination, self._active_sparse)
+        return WorkingCopies(self.levels[: self.active], dtype, self.combination, self._active_sparse)
 
     def active_levels(self, dtype: torch.dtype) -> list[Tensor]:
         """Returns the features of the active levels in a dtype, without gradient. Do not write to them.
@@ -218,7 +215,7 @@ class VoxelPyramid(Grid):
                 as training continues.
         """
         sampled = self.sampled_levels
-        levels = sampled if sampled[0].dtype == dtype else self._active_features
+        levels = sampled if sampled[0].dtype == dtype else self.levels[: self.active]
         return [level.detach().to(dtype) for level in levels]
 
     @torch.no_grad()

@@ -15,6 +15,7 @@ from voxelfield.foundation.autograd import traces_ops
 from voxelfield.foundation.checks import (
     FLOATING,
     check_choice,
+    check_dense,
     check_finite,
     check_not_negative,
     coordinate_dtype,
@@ -213,17 +214,9 @@ class VoxelGrid(Grid):
         return (points - low) / (high - low)
 
     def contains(self, points: Tensor) -> Tensor:
-        """Returns which positions lie in the box, faces included.
+        """Returns which positions lie in the box, faces included: (...) bool, False where one is not finite.
 
-        Args:
-            points: (..., 3) world positions, float32 or float64, on the grid's device.
-
-        Returns:
-            (...) bool; False for positions that are not finite.
-
-        Raises:
-            TypeError: ``points`` is not a floating-point tensor.
-            ValueError: Its last dimension is not 3, or it is on another device.
+        Positions and errors are as for :meth:`to_unit`.
         """
         points = self._check_points(points)
         low, high = self.aabb
@@ -314,10 +307,7 @@ class VoxelGrid(Grid):
 
     def _check_points(self, points: Tensor) -> Tensor:
         """Raises unless the points are positions on the grid's device; converts 16-bit ones to float32."""
-        if not isinstance(points, Tensor):
-            raise ArgumentTypeError(f"points must be a torch.Tensor, got {type(points).__name__}")
-        if points.layout is not torch.strided:
-            raise ArgumentValueError(f"points must be a dense tensor, got one of layout {points.layout}")
+        check_dense("points", points)
         points = widen_positions("points", points, torch.float32)
         if points.dtype not in (torch.float32, torch.float64):
             raise ArgumentTypeError(f"points must be float32 or float64, got {points.dtype}")

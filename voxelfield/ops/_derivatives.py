@@ -10,7 +10,7 @@ rules of :class:`StencilFunction` are complete up to second order, backwards (``
 forwards (``jvp``, along tangents).
 
 These are autograd Functions with ``setup_context``, so that ``torch.func`` can transform them. The public functions
-apply them, and :func:`declare_lookup` makes them the autograd kernels of the raw ops, which a compiler traces.
+apply them, and :func:`declare_lookups` makes them the autograd kernels of the raw ops, which a compiler traces.
 ``torch.library.register_autograd`` cannot be used: with it, forward-mode differentiation silently loses tangents.
 """
 
@@ -229,15 +229,29 @@ class PointGradient(StencilFunction):
         return TABLE[stencil.point_gradient].raw(values, given, points, *stencil.options)
 
 
-def declare_lookup(
-    name: str, function: type[StencilFunction], inputs: Callable[..., tuple[Any, ...]], **row: Any
-) -> Op:
-    """Declares a raw op that reads sources: ``inputs`` makes the inputs of its Function of its arguments."""
+def declare_lookups(kind: type[Stencil], stencil: Callable[..., Stencil], **row: Any) -> Op:
+    """Declares the raw ops :math:`P` and :math:`S` of a kind of stencils, the latter with the fields of ``row``.
 
-    def batching(info: Any, dims: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:
-        return function.map(function.call, info.batch_size, inputs(*dims), *inputs(*arguments))
+    ``stencil`` makes the stencil of the options of a call. Returns :math:`S`.
+    """
+    lists = kind.lists
 
-    return declare(name, function=function, inputs=inputs, batching=batching, **row)
+    def declare_one(name: str, function: type[StencilFunction], inputs: Callable[..., Any], **row: Any) -> Op:
+        def batching(info: Any, dims: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:
+            return function.map(function.call, info.batch_size, inputs(*dims), *inputs(*arguments))
+
+        return declare(name, function=function, inputs=inputs, batching=batching, **row)
+
+    def gathered(sources: Any, points: Tensor, *options: Any) -> tuple[Any, ...]:
+        return stencil(*options), None, None, points, *(sources if lists else (sources,))
+
+    def differentiated(values: Tensor, sources: Any, points: Tensor, *options: Any) -> tuple[Any, ...]:
+        return stencil(*options), None, values, points, *(sources if lists else (sources,))
+
+    declare_one(
+        kind.point_gradient, PointGradient, differentiated, results=lambda points: points.new_empty(points.shape)
+    )
+    return declare_one(kind.gather, Gather, gathered, **row)
 
 
 def declare_splat(

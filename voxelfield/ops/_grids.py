@@ -30,7 +30,7 @@ from voxelfield.foundation.checks import (
     widen_positions,
 )
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError, shown
-from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Splat, Stencil, declare_lookup, declare_splat
+from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Splat, Stencil, declare_lookups, declare_splat
 from voxelfield.ops._errors import element_name
 from voxelfield.ops._table import declare, run_raw
 
@@ -309,23 +309,11 @@ def _shapes(points: Sequence[int], sizes: Sequence[int]) -> Shapes:
     return tuple((*points[:-2], *sizes[i : i + 4]) for i in range(0, len(sizes), 4))
 
 
-sample_lookup = declare_lookup(
-    "sample_trilinear",
-    Gather,
-    lambda grids, points, *options: (grid_stencil(*options), None, None, points, *grids),
-    results=_sampled,
-    check=_check_lookup,
-)
+sample_lookup = declare_lookups(GridStencil, grid_stencil, results=_sampled, check=_check_lookup)
 sample_in_box = declare("sample_in_box", _sampled_in_box, function=SampleInBox)
 splat_grids = declare_splat(
     "splat_trilinear",
     lambda values, points, sizes, *options: (grid_stencil(*options), _shapes(points, sizes)),
     list,
     lambda values, points, sizes: [values.new_empty(shape) for shape in _shapes(points.shape, sizes)],
-)
-declare_lookup(
-    "point_gradient_trilinear",
-    PointGradient,
-    lambda values, grids, points, *options: (grid_stencil(*options), None, values, points, *grids),
-    results=lambda points: points.new_empty(points.shape),
 )

@@ -22,7 +22,7 @@ from voxelfield.foundation.checks import (
     truth_of,
 )
 from voxelfield.foundation.errors import ArgumentValueError
-from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Stencil, declare_lookup, declare_splat
+from voxelfield.ops._derivatives import Shapes, Stencil, declare_lookups, declare_splat
 from voxelfield.ops._grids import PADDINGS, as_rows, check_vertices, sample_lookup, value_and_gradient
 
 KERNELS: dict[str, int] = {"nearest": 0, "linear": 1, "convolution": 2, "bspline": 3}
@@ -158,13 +158,7 @@ def _sum_shape(values: Sequence[int], points: Sequence[int], size: Sequence[int]
     return (*points[:-2], channels, *size) if planar else (*points[:-2], *size, channels)
 
 
-sample_separable = declare_lookup(
-    "sample_separable",
-    Gather,
-    lambda grid, points, *options: (separable_stencil(*options), None, None, points, grid),
-    results=_sampled,
-    check=_check,
-)
+sample_separable = declare_lookups(SeparableStencil, separable_stencil, results=_sampled, check=_check)
 _splat = declare_splat(
     "splat_separable",
     lambda values, points, size, *options: (
@@ -173,12 +167,6 @@ _splat = declare_splat(
     ),
     lambda sums: sums[0],
     lambda values, points, size, planar: values.new_empty(_sum_shape(values.shape, points.shape, size, planar)),
-)
-declare_lookup(
-    "point_gradient_separable",
-    PointGradient,
-    lambda values, grid, points, *options: (separable_stencil(*options), None, values, points, grid),
-    results=lambda points: points.new_empty(points.shape),
 )
 
 

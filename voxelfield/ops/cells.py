@@ -7,7 +7,7 @@ import functools
 from torch import Tensor
 
 from voxelfield.foundation.checks import FLOATING, as_coordinates, check_field, coordinate_dtype
-from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Stencil, declare_lookup, declare_splat
+from voxelfield.ops._derivatives import Shapes, Stencil, declare_lookups, declare_splat
 
 
 def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
@@ -64,23 +64,12 @@ def _interpolated(feats: Tensor, points: Tensor, with_gradient: bool) -> Tensor:
     return feats.new_empty(*sets, points.shape[0], feats.shape[2])
 
 
-_interpolate = declare_lookup(
-    "interpolate_cells",
-    Gather,
-    lambda feats, points, with_gradient: (_stencil(with_gradient), None, None, points, feats),
-    results=_interpolated,
-    check=_check,
-    public="trilinear_interpolate",
+_interpolate = declare_lookups(
+    CellStencil, _stencil, results=_interpolated, check=_check, public="trilinear_interpolate"
 )
 _splat = declare_splat(
     "splat_cells",
     lambda values, points, with_gradient: (_stencil(with_gradient), ((points[0], 8, values[-1]),)),
     lambda sums: sums[0],
     lambda values, points: values.new_empty(points.shape[0], 8, values.shape[-1]),
-)
-declare_lookup(
-    "point_gradient_cells",
-    PointGradient,
-    lambda values, feats, points, with_gradient: (_stencil(with_gradient), None, values, points, feats),
-    results=lambda points: points.new_empty(points.shape),
 )

@@ -119,12 +119,7 @@ def composite_alphas(
         ray_offsets: As for :func:`composite`.
         min_transmittance: As for :func:`composite`.
 
-    Returns:
-        As :func:`composite`, without distortion.
-
-    Raises:
-        TypeError: As for :func:`composite`.
-        ValueError: As for :func:`composite`.
+    The result, without distortion, and errors are those of :func:`composite`.
     """
     if ray_offsets is None:
         packed = pack_equal_rays("alpha", alpha, rgb=rgb, t=t)

@@ -124,10 +124,7 @@ def backproject_rays(
         ``torch.use_deterministic_algorithms(True)``, where terms are rounded to multiples of about 2^-61 of the sum of
         all of them: a value that is not finite makes the whole grid not finite.
 
-    Raises:
-        TypeError: An argument is not a tensor, or has the wrong dtype.
-        ValueError: An argument has the wrong shape or is on another device, or a number is out of range.
-        NotImplementedError: As for :func:`integrate_rays`.
+    Errors are those of :func:`integrate_rays`.
     """
     check_field("values", values, ("...",), FLOATING)
     size = grid_size("resolution", resolution)

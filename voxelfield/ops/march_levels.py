@@ -70,10 +70,7 @@ def march_levels(
     Returns:
         The samples, at the middles of their steps: a step is ``t - dt / 2`` to ``t + dt / 2``.
 
-    Raises:
-        TypeError: An argument has the wrong type or dtype.
-        ValueError: An argument has the wrong shape or device, or a number is out of range.
-        NotImplementedError: An argument carries a tangent of forward-mode differentiation.
+    Errors are those of :func:`march_rays`.
     """
     rays = (origins, directions, near, far)
     marched = level_intervals(*rays, occupied, aabbs, step, cone_angle, capacity=capacity)

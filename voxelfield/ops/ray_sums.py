@@ -63,9 +63,7 @@ def inclusive_sum(values: Tensor, ray_offsets: Tensor) -> Tensor:
     Returns:
         The shape of ``values``, float64 for float64 values and float32 for all others, in which sums are computed.
 
-    Raises:
-        TypeError: As for :func:`sum_along_rays`.
-        ValueError: As for :func:`sum_along_rays`.
+    Errors are those of :func:`sum_along_rays`.
     """
     return _scan_values(values, ray_offsets, INCLUSIVE, product=False)
 
@@ -108,9 +106,7 @@ def _checked_rows(values: Tensor, ray_offsets: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         The values as (M, C), widened if they are 16-bit, and the offsets as int64.
     """
-    if not isinstance(values, Tensor):
-        raise TypeError(f"values must be a torch.Tensor, got {type(values).__name__}")
-    check_field("values", values, ("M",) if values.dim() == 1 else ("M", "C"), FLOATING)
+    check_field("values", values, ("M", "C") if isinstance(values, Tensor) and values.dim() != 1 else ("M",), FLOATING)
     ray_offsets = check_ray_offsets(ray_offsets, values.shape[0], "values", values)
     rows = widen(values)
     return rows[:, None] if rows.dim() == 1 else rows, ray_offsets

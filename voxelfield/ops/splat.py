@@ -87,23 +87,8 @@ def splat_cubic(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Adds values at points up in a new grid by a cubic kernel: the adjoint of :func:`voxelfield.ops.sample_cubic`.
 
-    Args:
-        values: As for :func:`voxelfield.ops.splat_trilinear`.
-        points: See ``values``.
-        resolution: See ``values``.
-        kernel: As for :func:`voxelfield.ops.sample_cubic`.
-        weights: As for :func:`voxelfield.ops.splat_trilinear`.
-        padding: As for :func:`voxelfield.ops.sample_cubic`.
-        align_corners: See ``padding``.
-        with_weights: As for :func:`voxelfield.ops.splat_trilinear`.
-
-    Returns:
-        As :func:`voxelfield.ops.splat_trilinear`; what is said there of one or two axes holds for three too.
-
-    Raises:
-        TypeError: An argument is not a tensor, or has the wrong dtype.
-        ValueError: An argument has the wrong shape or is on another device, or an option is unknown.
-        NotImplementedError: A third derivative is requested.
+    ``kernel``, ``padding`` and ``align_corners`` are as for that function. Other arguments, the result and errors are
+    as for :func:`voxelfield.ops.splat_trilinear`; what is said there of one or two axes holds for three too.
     """
     check_choice("kernel", kernel, CUBIC_KERNELS)
     return _splat(values, points, resolution, kernel, weights, padding, align_corners, with_weights)

@@ -90,11 +90,7 @@ class NestedBoxes(Warp):
         return "nested boxes", f"{self.count}, the outermost ({low}) to ({high})"
 
     def world_box(self, number: int) -> Box:
-        """Returns one of the boxes in world units.
-
-        Args:
-            number: Index of the box, counted from 1; 1 is the smallest.
-        """
+        """See :class:`Warp`. Number 1 is the smallest."""
         reach = self.ratio ** (number - 1)
         sides = [(centre, half * reach) for centre, half in zip(*self._centre_and_half, strict=True)]
         return parse_box(([centre - half for centre, half in sides], [centre + half for centre, half in sides]))
