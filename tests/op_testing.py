@@ -146,6 +146,16 @@ def saved_for_backward() -> Iterator[set[int]]:
 
 
 @contextmanager
+def deterministic(wanted: bool = True, warn_only: bool = False) -> Iterator[None]:
+    """Runs its body under ``torch.use_deterministic_algorithms``."""
+    torch.use_deterministic_algorithms(wanted, warn_only=warn_only)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@contextmanager
 def threads(count: int) -> Iterator[None]:
     """Runs its body with a number of CPU threads."""
     before = torch.get_num_threads()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from fuzz_values import others_unchanged
 from hypothesis import strategies as st
 from tolerances import assert_matches
 from torch import Tensor
@@ -73,6 +74,17 @@ class Subject:
     extreme: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
+
+
+def by_row(
+    call: Callable[..., Any],
+    arguments: st.SearchStrategy[dict[str, Any]],
+    reference: Callable[..., Any],
+    extreme: tuple[str, ...],
+    **more: Any,
+) -> Subject:
+    """A subject with a row of results for each of ``extreme``: an extreme row changes no other one."""
+    return Subject(call, arguments, reference, check_extreme=others_unchanged(call, extreme), extreme=extreme, **more)
 
 
 def assert_refusal(error: BaseException, names: Iterable[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import reference
 import torch
-from fuzz_property import Subject, doubles, same_integers
+from fuzz_property import Subject, by_row, doubles, same_integers
 from fuzz_values import FLOATS, all_placed, devices, numbers, offsets_of_rays, others_unchanged
 from hypothesis import strategies as st
 from op_contracts import CONTRACTS
@@ -184,45 +184,26 @@ RAYS = {
         check_extreme=_diverged_shows,
         extreme=("density", "rgb"),
     ),
-    "composite_alphas": Subject(
+    "composite_alphas": by_row(
         ops.composite_alphas,
         _samples("alpha", "rgb", "t", min_transmittance=_LIMITS),
         reference.composite_alphas,
-        check_extreme=others_unchanged(ops.composite_alphas, ("alpha", "rgb", "t")),
-        extreme=("alpha", "rgb", "t"),
+        ("alpha", "rgb", "t"),
     ),
-    "ray_weights": Subject(
-        ops.ray_weights,
-        _samples("density", "dt", min_transmittance=_LIMITS),
-        lambda **x: reference.light(**x)[0],
-        trained=("density", "dt"),
-        factors={"dt": "density"},
-        check_extreme=others_unchanged(ops.ray_weights, ("density", "dt")),
-        extreme=("density", "dt"),
-    ),
-    "ray_transmittance": Subject(
-        ops.ray_transmittance,
-        _samples("density", "dt", min_transmittance=_LIMITS),
-        lambda **x: reference.light(**x)[1],
-        trained=("density", "dt"),
-        factors={"dt": "density"},
-        check_extreme=others_unchanged(ops.ray_transmittance, ("density", "dt")),
-        extreme=("density", "dt"),
-    ),
-    "alpha_weights": Subject(
-        ops.alpha_weights,
-        _samples("alpha", min_transmittance=_LIMITS),
-        lambda **x: reference.light(**x)[0],
-        check_extreme=others_unchanged(ops.alpha_weights, ("alpha",)),
-        extreme=("alpha",),
-    ),
-    "alpha_transmittance": Subject(
-        ops.alpha_transmittance,
-        _samples("alpha", min_transmittance=_LIMITS),
-        lambda **x: reference.light(**x)[1],
-        check_extreme=others_unchanged(ops.alpha_transmittance, ("alpha",)),
-        extreme=("alpha",),
-    ),
+    **{
+        f"{kind}_{part}": by_row(
+            getattr(ops, f"{kind}_{part}"),
+            _samples(*samples, min_transmittance=_LIMITS),
+            lambda place=place, **x: reference.light(**x)[place],
+            samples,
+            **more,
+        )
+        for kind, samples, more in (
+            ("ray", ("density", "dt"), {"trained": ("density", "dt"), "factors": {"dt": "density"}}),
+            ("alpha", ("alpha",), {}),
+        )
+        for place, part in enumerate(("weights", "transmittance"))
+    },
     "sum_along_rays": Subject(
         ops.sum_along_rays,
         _sum_arguments(),
@@ -232,13 +213,12 @@ RAYS = {
         extreme=("values",),
     ),
     **{
-        name: Subject(
+        name: by_row(
             getattr(ops, name),
             _scan_arguments(),
             partial(reference.scan, inclusive=name.startswith("in"), product=name.endswith("prod")),
+            ("values",),
             trained=("values",),
-            check_extreme=others_unchanged(getattr(ops, name), ("values",)),
-            extreme=("values",),
         )
         for name in ("inclusive_sum", "exclusive_sum", "inclusive_prod", "exclusive_prod")
     },
@@ -252,13 +232,12 @@ RAYS = {
     "ray_index_from_offsets": Subject(
         ops.ray_index_from_offsets, _offset_arguments(), reference.ray_index_from_offsets, compare=same_integers
     ),
-    "importance_sample": Subject(
+    "importance_sample": by_row(
         ops.importance_sample,
         _interval_arguments(),
         reference.draw,
+        ("t_starts", "t_ends", "weights"),
         compare=_same_distances,
-        check_extreme=others_unchanged(ops.importance_sample, ("t_starts", "t_ends", "weights")),
-        extreme=("t_starts", "t_ends", "weights"),
     ),
     "select_samples": Subject(
         ops.select_samples,

@@ -7,8 +7,8 @@ from typing import Any
 
 import reference
 import torch
-from fuzz_property import Subject, doubles, tensors_of
-from fuzz_values import FLOATS, NOT_FINITE, all_placed, devices, numbers, others_unchanged, seeds
+from fuzz_property import Subject, by_row, doubles, tensors_of
+from fuzz_values import FLOATS, NOT_FINITE, all_placed, devices, numbers, seeds
 from hypothesis import strategies as st
 from op_testing import LOOKUPS, TORCH_LOOKUPS
 from tolerances import arithmetic
@@ -296,29 +296,13 @@ def _crossings(grid: Tensor, origins: Tensor, directions: Tensor, level: float) 
 
 
 SAMPLING = {
-    "integrate_rays": Subject(
-        ops.integrate_rays,
-        _line_arguments(),
-        _integrals,
-        trained=("grid",),
-        check_extreme=others_unchanged(ops.integrate_rays, ("origins", "directions")),
-        extreme=("origins", "directions"),
+    "integrate_rays": by_row(
+        ops.integrate_rays, _line_arguments(), _integrals, ("origins", "directions"), trained=("grid",)
     ),
     "backproject_rays": Subject(ops.backproject_rays, _line_arguments(True), _backprojected, trained=("values",)),
-    "first_crossing": Subject(
-        ops.first_crossing,
-        _surface_arguments(),
-        _crossings,
-        check_extreme=others_unchanged(ops.first_crossing, ("origins", "directions")),
-        extreme=("origins", "directions"),
-    ),
-    "sample_cubic": Subject(
-        ops.sample_cubic,
-        _cubic_arguments(),
-        _cubic_reference,
-        trained=("grid", "points"),
-        check_extreme=others_unchanged(ops.sample_cubic, ("points",)),
-        extreme=("points",),
+    "first_crossing": by_row(ops.first_crossing, _surface_arguments(), _crossings, ("origins", "directions")),
+    "sample_cubic": by_row(
+        ops.sample_cubic, _cubic_arguments(), _cubic_reference, ("points",), trained=("grid", "points")
     ),
     "splat_trilinear": Subject(
         ops.splat_trilinear,
@@ -332,9 +316,7 @@ SAMPLING = {
     "bspline_prefilter": Subject(
         ops.bspline_prefilter,
         _coefficient_arguments(),
-        lambda grid, dimensions, padding, align_corners: reference.bspline_coefficients(
-            grid, dimensions, padding, align_corners
-        ),
+        lambda dimensions, **more: reference.bspline_coefficients(axes=dimensions, **more),
         trained=("grid",),
     ),
     "sample_trilinear": Subject(
@@ -353,20 +335,14 @@ SAMPLING = {
         check_extreme=_diverged_shows,
         extreme=("grids",),
     ),
-    "grid_sample": Subject(
-        ops.grid_sample,
-        _volume_arguments(),
-        _volume_reference,
-        trained=("input", "grid"),
-        check_extreme=others_unchanged(ops.grid_sample, ("input", "grid")),
-        extreme=("input", "grid"),
+    "grid_sample": by_row(
+        ops.grid_sample, _volume_arguments(), _volume_reference, ("input", "grid"), trained=("input", "grid")
     ),
-    "trilinear_interpolate": Subject(
+    "trilinear_interpolate": by_row(
         ops.trilinear_interpolate,
         _cell_arguments(),
         reference.interpolate_cells,
+        ("feats", "points"),
         trained=("feats", "points"),
-        check_extreme=others_unchanged(ops.trilinear_interpolate, ("feats", "points")),
-        extreme=("feats", "points"),
     ),
 }

@@ -144,6 +144,15 @@ def test_selection_within_bounds(device, kernels, case):
         assert found[used:].isnan().all()
 
 
+def assert_refused_where_looking_is_free(device, call, message):
+    if device.type == "cpu":
+        with pytest.raises(ValueError, match=message):
+            call()
+    else:
+        call()
+        torch.cuda.synchronize()
+
+
 @pytest.mark.parametrize(
     ("offsets", "message"),
     [
@@ -164,12 +173,7 @@ def test_bad_offsets_are_errors_where_looking_is_free(device, offsets, message):
         lambda: ops.select_samples(density, rgb, t, dt, offsets),
     )
     for call in calls:
-        if device.type == "cpu":
-            with pytest.raises(ValueError, match=message):
-                call()
-        else:
-            call()
-            torch.cuda.synchronize()
+        assert_refused_where_looking_is_free(device, call, message)
 
 
 @pytest.mark.parametrize("offsets", [[0, 0, 90], [10, 50, 50, 80], [90], [90, 90], [0]], ids=str)
@@ -291,12 +295,7 @@ def test_bad_indices_are_errors_where_looking_is_free(device, index, found):
         ),
     }
     for message, call in calls.items():
-        if device.type == "cpu":
-            with pytest.raises(ValueError, match=message):
-                call()
-        else:
-            call()
-            torch.cuda.synchronize()
+        assert_refused_where_looking_is_free(device, call, message)
 
 
 def test_images_without_a_pixel_have_no_ray(device):

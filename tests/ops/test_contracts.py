@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from op_contracts import CONTRACTS, RAYS, SAMPLING, named_tensors, one_call_of_each, raw_calls, replaced, tensors
-from op_testing import LAYOUTS, threads
+from op_testing import LAYOUTS, deterministic, threads
 from tolerances import assert_matches
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
@@ -174,14 +174,11 @@ def test_the_same_bits_in_every_run(device, name):
     arguments, leaves = with_leaves(name, device, count=800)
     found = []
     try:
-        torch.use_deterministic_algorithms(device.type == "cuda")
         for count in (1, 2, 2):
-            with threads(count):
+            with deterministic(device.type == "cuda"), threads(count):
                 found.append(results_and_gradients(name, arguments, leaves))
     except RuntimeError as error:
         assert "deterministic implementation" in str(error)  # noqa: PT017
-    finally:
-        torch.use_deterministic_algorithms(False)
     for again in found[1:]:
         assert_same(again, found[0])
 

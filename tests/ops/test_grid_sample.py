@@ -43,6 +43,21 @@ def results(sample, volume, where, options, seed=0):
     return value, *torch.autograd.grad(value, inputs, grad)
 
 
+def of_expanded(function, layers):
+    return lambda volume, where: function(volume.expand(layers, *volume.shape[1:]), where, align_corners=False)
+
+
+def assert_expanded_agrees(volume, where, layers):
+    """Fails unless an expanded volume or image gives what it gives with torch; returns the shape of its one sum."""
+    expected = results(of_expanded(F.grid_sample, layers), volume, where, ())
+    with OpRecorder() as recorder:
+        actual = results(of_expanded(grid_sample, layers), volume, where, ())
+    assert_all_match(actual, expected, ("value", "d input", "d grid"))
+    assert actual[0].is_contiguous()
+    (shape,) = recorder.shapes["splat_trilinear" if volume.dim() == 5 else "splat_separable"]
+    return shape
+
+
 @pytest.fixture
 def torch_samples(monkeypatch):
     """PyTorch's own samples for grid_sampler_3d. (Its list of ops hides them from most devices.)"""
@@ -190,16 +205,8 @@ def test_random_sizes_and_reaches(device, size, reach):
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d], ids=str)
 def test_the_gradient_of_an_expanded_volume_is_computed_once(device, channels, layout):
     volume, where = make(device, shape=(4, channels, 4, 5, 6))
-    volume = volume[:1].contiguous(memory_format=layout)
-
-    def sample(function):
-        return lambda volume, where: function(volume.expand(4, -1, -1, -1, -1), where, align_corners=False)
-
-    expected = results(sample(F.grid_sample), volume, where, ())
-    with OpRecorder() as recorder:
-        actual = results(sample(grid_sample), volume, where, ())
-    assert_all_match(actual, expected, ("value", "d input", "d grid"))
-    assert recorder.shapes["splat_trilinear"] == [(4, 5, 6, channels)]
+    shape = assert_expanded_agrees(volume[:1].contiguous(memory_format=layout), where, 4)
+    assert shape == (4, 5, 6, channels)
 
 
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
@@ -219,18 +226,8 @@ def test_few_points_are_sampled_channel_by_channel(device, shared, channels):
     volume, where = make(device, shape=(1 if shared else 2, channels, 4, 4, 8), out=(1, 1, 2))
     where = torch.cat((where, where.flip(2)))[:2]
     grid_sample(volume[:1], where[:1], align_corners=False)  # loads the kernels, which the first call does on its way
-
-    def sample(function):
-        return lambda volume, where: function(volume.expand(2, -1, -1, -1, -1), where, align_corners=False)
-
-    expected = results(sample(F.grid_sample), volume, where, ())
-    with OpRecorder() as recorder:
-        actual = results(sample(grid_sample), volume, where, ())
-    assert_all_match(actual, expected, ("value", "d input", "d grid"))
-    assert actual[0].is_contiguous()
-    assert recorder.shapes["splat_trilinear"] == [((1 if shared else 2) * channels, 4, 4, 8, 1)]
-    inputs = leaves(volume, where)
-    assert torch.autograd.gradgradcheck(sample(grid_sample), inputs, nondet_tol=1e-12)
+    assert assert_expanded_agrees(volume, where, 2) == ((1 if shared else 2) * channels, 4, 4, 8, 1)
+    assert torch.autograd.gradgradcheck(of_expanded(grid_sample, 2), leaves(volume, where), nondet_tol=1e-12)
 
 
 def test_periodic_volumes(device):
@@ -310,13 +307,4 @@ def test_bicubic_volumes(device, padding, align_corners):
 def test_the_gradient_of_an_expanded_image_is_computed_once(device, layout):
     image = torch.randn(1, 3, 5, 6, device=device).contiguous(memory_format=layout)
     where = torch.rand(4, 3, 2, 2, device=device) * 2 - 1
-
-    def sample(function):
-        return lambda image, where: function(image.expand(4, -1, -1, -1), where, align_corners=False)
-
-    expected = results(sample(F.grid_sample), image, where, ())
-    with OpRecorder() as recorder:
-        actual = results(sample(grid_sample), image, where, ())
-    assert_all_match(actual, expected, ("value", "d input", "d grid"))
-    assert len(recorder.shapes["splat_separable"][0]) == 3
-    assert actual[0].is_contiguous()
+    assert len(assert_expanded_agrees(image, where, 4)) == 3

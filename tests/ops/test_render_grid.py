@@ -8,6 +8,7 @@ import pytest
 import reference
 import torch
 from image_ops import render_grid_image
+from op_testing import deterministic
 from pyramid_scene import CELLS, OCCUPANCY_BOX, STEP, make_rays, on
 from pyramid_scene import PYRAMID_BOX as GRID_BOX
 from torch.nn import functional as F
@@ -340,13 +341,9 @@ def test_a_gradient_without_a_fixed_order_is_refused_where_that_is_asked_for():
     scene = on(device, make_scene(count=10))
     scene["grid"].requires_grad_()
     total = ops.render_grid(*(scene[name] for name in TENSORS), **settings()).rgb.sum()
-    try:
-        torch.use_deterministic_algorithms(True)
-        with pytest.raises(RuntimeError, match="render_grid does not have a deterministic implementation on CUDA"):
-            total.backward(retain_graph=True)
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        with pytest.warns(UserWarning, match="render_grid does not have a deterministic implementation on CUDA"):
-            total.backward()
-    finally:
-        torch.use_deterministic_algorithms(False)
+    message = "render_grid does not have a deterministic implementation on CUDA"
+    with deterministic(), pytest.raises(RuntimeError, match=message):
+        total.backward(retain_graph=True)
+    with deterministic(warn_only=True), pytest.warns(UserWarning, match=message):
+        total.backward()
     assert scene["grid"].grad.any()

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import torch
-from op_testing import NON_FINITE, points_off_faces, threads
+from op_testing import NON_FINITE, deterministic, points_off_faces, threads
 from reference import bspline_coefficients, sample_separable, splat_separable, with_slopes
 from tolerances import arithmetic, assert_matches
 
@@ -263,15 +263,11 @@ def test_the_same_bits(device, kernel, size):
     points = torch.rand(3000, len(size), device=device).requires_grad_()
     values = torch.randn(3000, 3, device=device)
     found = []
-    torch.use_deterministic_algorithms(device.type == "cuda")
-    try:
-        for count in (1, 2, 2):
-            with threads(count):
-                total = splat(values, points, size, kernel)
-                slopes = torch.autograd.grad(total.square().sum(), points)[0]
-                found.append((total.detach(), slopes))
-    finally:
-        torch.use_deterministic_algorithms(False)
+    for count in (1, 2, 2):
+        with deterministic(device.type == "cuda"), threads(count):
+            total = splat(values, points, size, kernel)
+            slopes = torch.autograd.grad(total.square().sum(), points)[0]
+            found.append((total.detach(), slopes))
     for total, slopes in found[1:]:
         assert torch.equal(total, found[0][0])
         assert torch.equal(slopes, found[0][1])
@@ -297,12 +293,9 @@ def test_a_splat_with_gradient_may_be_the_first_op_of_a_process(device):
 @pytest.mark.cuda
 def test_a_value_that_is_not_finite_shows_in_reproducible_sums():
     values = torch.tensor([[1.0], [math.inf]], device="cuda")
-    torch.use_deterministic_algorithms(True)
-    try:
+    with deterministic():
         total = ops.splat_cubic(values, torch.rand(2, 2, device="cuda"), 4)
         zeros = ops.splat_cubic(torch.zeros(2, 1, device="cuda"), torch.rand(2, 2, device="cuda"), 4)
-    finally:
-        torch.use_deterministic_algorithms(False)
     assert not total.isfinite().any()
     assert not zeros.any()
 
