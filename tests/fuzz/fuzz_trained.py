@@ -73,11 +73,7 @@ def model_with(description: Any, tensors: dict[str, Tensor] | None = None) -> by
 def checkpoint_state() -> dict[str, Any]:
     """What a checkpoint of the run holds, as far as it is needed to draw."""
     run = small_run()
-    return {
-        "step": 7,
-        "config": asdict(run.config),
-        "model": run.model.state_dict(),
-    }
+    return {"step": 7, "config": asdict(run.config), "model": run.model.state_dict()}
 
 
 def checkpoint_bytes(state: dict[str, Any]) -> bytes:

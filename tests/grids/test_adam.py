@@ -15,12 +15,7 @@ from reference import adam_step
 from voxelfield import VoxelGrid
 from voxelfield.grids.adam import GridAdam
 from voxelfield.ops import sample_trilinear
-from voxelfield.ops._internal.optim import (
-    active_tiles,
-    grid_adam_,
-    tiles_along,
-    touched_vertices,
-)
+from voxelfield.ops._internal.optim import active_tiles, grid_adam_, tiles_along, touched_vertices
 
 # One value; odd sizes; tiles cut by every face; several vectors a vertex; more vectors than a warp has lanes.
 SHAPES = [(1, 1, 1, 1), (3, 2, 5, 3), (9, 6, 20, 4), (5, 4, 8, 28), (4, 5, 9, 6), (2, 3, 9, 33), (2, 2, 9, 140)]
@@ -641,10 +636,7 @@ TABLE, COUNT = torch.zeros(3, 5, dtype=INT), torch.zeros(1, dtype=INT)
 REFUSED = {
     ValueError: [
         (lambda _: made(betas=(0.9, 1.0)), "betas must be two numbers in"),
-        (
-            lambda _: made(betas=(0.9, 0.999), bfloat16_moments=True),
-            r"betas must be at most 0.99 .* \(0.9, 0.999\)",
-        ),
+        (lambda _: made(betas=(0.9, 0.999), bfloat16_moments=True), r"betas must be at most 0.99 .* \(0.9, 0.999\)"),
         (lambda _: made(eps=-1.0), "eps must be finite and not negative, got -1.0"),
         (lambda _: made(weight_decay=NAN), "weight_decay must be finite and not negative"),
         (lambda _: made(l2_penalty=-0.5), "l2_penalty must be finite and not negative, got -0.5"),

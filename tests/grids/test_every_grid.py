@@ -351,10 +351,7 @@ REFUSED = {
         ({"level_channels": 3, "reduce": "sum"}, SEQUENCES + "3$"),
         *((stored(None, each), SEQUENCES) for each in (3, "ab", {0, 2}, (0.0, 1.0), (True,), torch.ones(1))),
     ],
-    (SparseGrid, ValueError): [
-        *NOT_A_BOX,
-        ({"channels": 0}, "cells_along and channels must be at least 1"),
-    ],
+    (SparseGrid, ValueError): [*NOT_A_BOX, ({"channels": 0}, "cells_along and channels must be at least 1")],
 }
 
 

@@ -475,10 +475,7 @@ def test_grids_of_two_axes_are_resampled_and_loaded():
     [
         (lambda grid: grid.upsample(9), "mode must be 'linear' for resampling, got 'bspline'"),
         (lambda grid: grid.enable_copies(torch.float16), "mode must be 'linear' for enable_copies, got 'bspline'"),
-        (
-            lambda grid: RadianceField(grid, nn.Identity()),
-            "mode must be 'linear' for a radiance field, got 'bspline'",
-        ),
+        (lambda grid: RadianceField(grid, nn.Identity()), "mode must be 'linear' for a radiance field, got 'bspline'"),
         (lambda grid: grid(torch.zeros(2, 3)), r"points must have shape \(..., 2\)"),
         (lambda grid: VoxelGrid((3, 3, 3), 1, grid.aabb), "resolution must be one int, or two for x and y"),
         (lambda grid: VoxelGrid(3, 1, grid.aabb, mode="cubic"), "mode must be one of"),

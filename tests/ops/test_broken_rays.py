@@ -167,10 +167,7 @@ MARCHES = {
             **x, occupied=ops.pack_occupancy(occupied), step=STEP, boxes=BOXES, capacity=capacity
         ),
     ),
-    "march_visible": (
-        visible_scene,
-        lambda capacity, **x: march_visible(**x, **pyramid_settings(), capacity=capacity),
-    ),
+    "march_visible": (visible_scene, lambda capacity, **x: march_visible(**x, **pyramid_settings(), capacity=capacity)),
     "march_visible, pieces": (
         visible_scene,
         lambda capacity, **x: march_visible(**x, **pyramid_settings(), capacity=capacity, boxes=BOXES),

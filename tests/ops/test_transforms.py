@@ -219,10 +219,7 @@ def test_raw_ops_keep_the_tangents_of_forward_mode(device, name):
     options = (0, True, False, False, False)
     ops = torch.ops.voxelfield
     call, reference = {
-        "sample": (
-            lambda p: ops.sample_trilinear([grid], p, *options),
-            lambda p: sample_grid(grid[0], p[0])[None],
-        ),
+        "sample": (lambda p: ops.sample_trilinear([grid], p, *options), lambda p: sample_grid(grid[0], p[0])[None]),
         "splat": (
             lambda p: ops.splat_trilinear(values, p, list(grid.shape[1:]), *options, 0)[0],
             lambda p: vjp(lambda g: sample_grid(g[0], p[0])[None], grid)[1](values)[0],
@@ -313,8 +310,7 @@ def test_raw_ops_can_be_mapped(device, in_dims):
 
     each = [[x] * 4 if dim is None else x for x, dim in zip((grids, points), in_dims, strict=True)]
     assert_same(
-        vmap(splat, in_dims=in_dims)(grids, points),
-        torch.stack([splat(g, p) for g, p in zip(*each, strict=True)]),
+        vmap(splat, in_dims=in_dims)(grids, points), torch.stack([splat(g, p) for g, p in zip(*each, strict=True)])
     )
 
 
