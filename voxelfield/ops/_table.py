@@ -20,10 +20,11 @@ The schema itself is in ``extension/module/library.cpp`` and is read from there;
 - the derivative, of one of these kinds (:attr:`Op.derivative`):
 
   - ``"gradients"``: ``gradients`` returns gradients by the names of arguments, as in ``{"rgb": ...}``, and
-    ``differentiable`` names all arguments that can get one. Its parameters are arguments and results of the op, and the
-    gradients that arrive: ``grad`` if the only result has no name, else ``grad_NAME`` for the result NAME. ``needs``
-    is the set of the arguments that require a gradient. ``backward`` is a function that runs the op NAME_backward on
-    what the schema of that op names, and on what it is passed by name; it returns gradients by name too.
+    ``differentiable`` names all arguments that can get one. Its parameters are arguments of the op, or
+    ``**arguments`` for all of them, its results, and the gradients that arrive: ``grad`` if the only result has no
+    name, else ``grad_NAME`` for the result NAME. ``needs`` is the set of the arguments that require a gradient.
+    ``backward`` is a function that runs the op NAME_backward on what the schema of that op names, and on what it is
+    passed by name; it returns gradients by name too.
   - ``"last"``: ``refusal`` is the message with which a derivative is refused. Backward ops are such.
   - ``"function"``: ``function`` is an autograd Function that differentiates the op, any number of times. It is applied
     to all arguments in the order of the schema, or to what ``inputs`` makes of them; ``unpack`` makes the results of
@@ -363,6 +364,8 @@ def _make_function(op: Op) -> None:
 
     # What a backward pass reads: numbers, stored tensors, stored results, gradients that arrive, and the list.
     read = set() if gradients is None else {*inspect.signature(gradients).parameters}
+    if "arguments" in read:
+        read = read - {"arguments"} | {*arguments}
     parameters = read - {"backward", "needs"}
     backward_reads: list[str] = []
     found_names: list[str] = []

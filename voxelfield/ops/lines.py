@@ -267,50 +267,23 @@ def _adjoint(
     return summed
 
 
-def _of_rays(needs: set[str], *inputs: Any) -> dict[str, Any]:
-    """Returns the gradients of rays that are needed."""
-    if needs.isdisjoint(_RAYS):
-        return {}
-    start, along, near, far = _line_gradient(*inputs).split((3, 3, 1, 1), dim=-1)
-    found = {"origins": start, "directions": along, "near": near.squeeze(-1), "far": far.squeeze(-1)}
-    return {name: gradient for name, gradient in found.items() if name in needs}
-
-
 _RAYS = ("origins", "directions", "near", "far")
 
 
-def _integral_gradients(
-    grad: Tensor,
-    grid: Tensor,
-    origins: Tensor,
-    directions: Tensor,
-    near: MaybeTensor,
-    far: MaybeTensor,
-    labels: MaybeTensor,
-    label_count: int,
-    needs: set[str],
-) -> dict[str, Any]:
-    rays, found = (origins, directions, near, far), {}
+def _gradients(grad: Tensor, needs: set[str], **arguments: Any) -> dict[str, Any]:
+    """Differentiates integrals of a ``grid``, or the adjoint of ``values``, which is linear in the same way."""
+    rays, found = [arguments[name] for name in _RAYS], {}
+    labels = arguments["labels"], arguments["label_count"]
     if "grid" in needs:
-        found["grid"] = _adjoint(grad, rays, labels, label_count, grid.shape[-4:-1])
-    return found | _of_rays(needs, grad, grid, *rays, labels, label_count)
-
-
-def _adjoint_gradients(
-    grad: Tensor,
-    values: Tensor,
-    origins: Tensor,
-    directions: Tensor,
-    near: MaybeTensor,
-    far: MaybeTensor,
-    labels: MaybeTensor,
-    label_count: int,
-    needs: set[str],
-) -> dict[str, Any]:
-    rays, found = (origins, directions, near, far), {}
+        found["grid"] = _adjoint(grad, rays, *labels, arguments["grid"].shape[-4:-1])
     if "values" in needs:
-        found["values"] = _integrate(grad, *rays, labels, label_count)
-    return found | _of_rays(needs, values, grad, *rays, labels, label_count)
+        found["values"] = _integrate(grad, *rays, *labels)
+    if needs.isdisjoint(_RAYS):
+        return found
+    values, grid = (grad, arguments["grid"]) if "grid" in arguments else (arguments["values"], grad)
+    start, along, near, far = _line_gradient(values, grid, *rays, *labels).split((3, 3, 1, 1), dim=-1)
+    of_rays = {"origins": start, "directions": along, "near": near.squeeze(-1), "far": far.squeeze(-1)}
+    return found | {name: gradient for name, gradient in of_rays.items() if name in needs}
 
 
 def _crossing_gradients(
@@ -347,8 +320,8 @@ def _crossings(grid: Tensor, origins: Tensor) -> tuple[Tensor, Tensor]:
     return grid.new_empty(shape), grid.new_empty(shape, dtype=torch.bool)
 
 
-_integrate = declare("integrate_rays", _integrals, gradients=_integral_gradients, differentiable=("grid", *_RAYS))
-_backproject = declare("backproject_rays", _sums, gradients=_adjoint_gradients, differentiable=("values", *_RAYS))
+_integrate = declare("integrate_rays", _integrals, gradients=_gradients, differentiable=("grid", *_RAYS))
+_backproject = declare("backproject_rays", _sums, gradients=_gradients, differentiable=("values", *_RAYS))
 _line_gradient = declare(
     "line_gradient",
     lambda origins: origins.new_empty(*origins.shape[:-1], 8),
