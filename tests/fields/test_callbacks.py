@@ -224,37 +224,29 @@ def five_samples():
     return PackedSamples(torch.rand(5, 3), torch.rand(5), torch.rand(5), ray_index, ray_offsets, torch.tensor([2]))
 
 
+DENSITY, COLOR = r"density\(points\)", r"color\(points, directions\)"
+
+
 @pytest.mark.parametrize(
-    ("density", "message"),
+    ("density", "color", "message"),
     [
-        (lambda p: sigma(p)[:, None], r"must have shape \(5\) for 5 points, got \(5, 1\)"),
-        (lambda p: sigma(p)[1:], r"must have shape \(5\) for 5 points, got \(4,\)"),
-        (lambda p: sigma(p).double(), r"must be float32 or float16 or bfloat16, got float64"),
-        (lambda p: (sigma(p), p), r"must be a torch\.Tensor, got tuple"),
-        (lambda p: sigma(p).to("meta"), r"must be on the device of points, cpu, but it is on meta"),
+        (lambda p: sigma(p)[:, None], rgb, rf"{DENSITY} must have shape \(5\) for 5 points, got \(5, 1\)"),
+        (lambda p: sigma(p)[1:], rgb, rf"{DENSITY} must have shape \(5\) for 5 points, got \(4,\)"),
+        (lambda p: sigma(p).double(), rgb, rf"{DENSITY} must be float32 or float16 or bfloat16, got float64"),
+        (lambda p: (sigma(p), p), rgb, rf"{DENSITY} must be a torch\.Tensor, got tuple"),
+        (lambda p: sigma(p).to("meta"), rgb, rf"{DENSITY} must be on the device of points, cpu, but it is on meta"),
+        (sigma, lambda p, d: d[:, :1], rf"{COLOR} must have shape \(5, 3\) for 5 points, got \(5, 1\)"),
+        (sigma, lambda p, d: (255 * p).long(), rf"{COLOR} must be float32 or float16 or bfloat16, got int64"),
+        (sigma, lambda p, d: None, rf"{COLOR} must be a torch\.Tensor, got NoneType"),
     ],
-    ids=["column", "short", "double", "tuple", "elsewhere"],
+    ids=["column", "short", "double", "tuple", "elsewhere", "grey", "integer", "none"],
 )
-def test_densities_that_do_not_fit_are_refused_by_name(density, message):
-    field = CallbackField(density, rgb, BOX)
-    for evaluate in (lambda: field.density(torch.rand(5, 3)), lambda: field.sample(five_samples(), torch.rand(2, 3))):
-        with pytest.raises((TypeError, ValueError), match=rf"^density\(points\) {message}$"):
+def test_results_that_do_not_fit_are_refused_by_name(density, color, message):
+    field = CallbackField(density, color, BOX)
+    calls = [lambda: field.sample(five_samples(), torch.rand(2, 3)), lambda: field.density(torch.rand(5, 3))]
+    for evaluate in calls if color is rgb else calls[:1]:
+        with pytest.raises((TypeError, ValueError), match=rf"^{message}$"):
             evaluate()
-
-
-@pytest.mark.parametrize(
-    ("color", "message"),
-    [
-        (lambda p, d: d[:, :1], r"must have shape \(5, 3\) for 5 points, got \(5, 1\)"),
-        (lambda p, d: (255 * p).long(), r"must be float32 or float16 or bfloat16, got int64"),
-        (lambda p, d: None, r"must be a torch\.Tensor, got NoneType"),
-    ],
-    ids=["grey", "integer", "none"],
-)
-def test_colours_that_do_not_fit_are_refused_by_name(color, message):
-    field = CallbackField(sigma, color, BOX)
-    with pytest.raises((TypeError, ValueError), match=rf"^color\(points, directions\) {message}$"):
-        field.sample(five_samples(), torch.rand(2, 3))
 
 
 def test_points_that_do_not_fit_are_refused_by_name():
@@ -266,20 +258,16 @@ def test_points_that_do_not_fit_are_refused_by_name():
 
 
 @pytest.mark.parametrize(
-    ("density", "color", "message"),
+    ("density", "color", "aabb", "message"),
     [
-        (3, rgb, r"^density must be a function that returns a tensor, got 3$"),
-        (sigma, None, r"^color must be a function that returns a tensor, got None$"),
+        (3, rgb, BOX, r"^density must be a function that returns a tensor, got 3$"),
+        (sigma, None, BOX, r"^color must be a function that returns a tensor, got None$"),
+        (sigma, rgb, ((0, 0, 0), (1, 1, 0)), r"^aabb must be finite with low < high"),
     ],
 )
-def test_what_cannot_be_called_is_refused(density, color, message):
-    with pytest.raises(TypeError, match=message):
-        CallbackField(density, color, BOX)
-
-
-def test_a_box_that_is_none_is_refused():
-    with pytest.raises(ValueError, match=r"^aabb must be finite with low < high"):
-        CallbackField(sigma, rgb, ((0, 0, 0), (1, 1, 0)))
+def test_what_cannot_be_called_or_is_no_box_is_refused(density, color, aabb, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        CallbackField(density, color, aabb)
 
 
 def test_occupancy_refuses_a_density_of_another_shape():

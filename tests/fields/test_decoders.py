@@ -92,14 +92,6 @@ def test_harmonics_keep_leading_dimensions(shape):
     torch.testing.assert_close(basis.reshape(-1, 9), spherical_harmonics(directions.reshape(-1, 3), 2))
 
 
-def test_harmonics_refuse_wrong_arguments():
-    for degree in (-1, 4):
-        with pytest.raises(ValueError, match=rf"degree must be an int in 0\.\.3, got {degree}"):
-            spherical_harmonics(torch.zeros(2, 3), degree)
-    with pytest.raises(ValueError, match=r"directions must have shape \(\.\.\., 3\), got \(3, 2\)"):
-        spherical_harmonics(torch.zeros(3, 2), 1)
-
-
 # --- density
 
 
@@ -128,12 +120,6 @@ def test_density_of_large_features_is_finite(device, raw):
     assert x.grad.item() == pytest.approx(SCALE if raw > 0 else 0.0)
 
 
-@pytest.mark.parametrize(("scale", "initial"), [(0.0, 0.1), (-1.0, 0.1), (1.0, 0.0), (1.0, -0.1), (math.nan, 0.1)])
-def test_density_settings_must_be_positive(scale, initial):
-    with pytest.raises(ValueError, match="scale and initial must be positive"):
-        DensityActivation(scale, initial)
-
-
 @pytest.mark.parametrize("initial", [1e-6, 1.0, 30.0])
 def test_exponential_density(device, initial):
     raw = torch.linspace(-40, 12, 53, dtype=torch.float64)
@@ -159,12 +145,6 @@ def test_exponential_density_gives_back_the_gradients_dtype(dtype):
     ExponentialDensity(1.0)(raw).sum().backward()
     assert raw.grad.dtype == dtype
     torch.testing.assert_close(raw.grad, raw.detach().exp(), rtol=1e-2, atol=0)
-
-
-@pytest.mark.parametrize("initial", [0.0, -1.0, math.nan])
-def test_exponential_density_must_start_positive(initial):
-    with pytest.raises(ValueError, match="initial must be positive, got"):
-        ExponentialDensity(initial)
 
 
 # --- decoders
@@ -247,18 +227,6 @@ def test_autocast_leaves_colours_and_densities_float32(device, make):
     assert torch.equal(sigma, decoder.density(features))
     # bfloat16 carries 8 bits; values of order one pass through three layers, and the sigmoid shrinks errors by four.
     torch.testing.assert_close(rgb, exact, rtol=0, atol=0.02)
-
-
-@pytest.mark.parametrize("degree", [-1, 4])
-def test_sh_decoder_refuses_wrong_degrees(degree):
-    with pytest.raises(ValueError, match=rf"degree must be an int in 0\.\.3, got {degree}"):
-        sh_decoder(degree)
-
-
-@pytest.mark.parametrize("name", ["features", "width", "hidden"])
-def test_mlp_decoder_refuses_empty_layers(name):
-    with pytest.raises(ValueError, match=f"{name} must be an int of at least 1, got 0"):
-        mlp_decoder(**{name: 0})
 
 
 # --- the network
@@ -361,7 +329,31 @@ def test_network_under_autocast(device, dtype):
     assert all(weight.grad.any() for weight in decoder.parameters())
 
 
-@pytest.mark.parametrize("name", ["channels", "width", "geometry", "hidden"])
-def test_network_refuses_empty_layers(name):
-    with pytest.raises(ValueError, match=f"{name} must be an int of at least 1, got 0"):
-        network_decoder(**{name: 0})
+# --- refusals
+
+
+def harmonics_of(degree):
+    return spherical_harmonics(torch.zeros(2, 3), degree)
+
+
+DEGREE, SIZE = r"degree must be an int in 0\.\.3, got {}", "{} must be an int of at least 1, got 0"
+SETTINGS = [(0.0, 0.1), (-1.0, 0.1), (1.0, 0.0), (1.0, -0.1), (math.nan, 0.1)]
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "message"),
+    [
+        (lambda directions: spherical_harmonics(directions, 1), (torch.zeros(3, 2),), r"\(\.\.\., 3\), got \(3, 2\)"),
+        *((make, (degree,), DEGREE.format(degree)) for make in (harmonics_of, sh_decoder) for degree in (-1, 4)),
+        *((DensityActivation, each, "scale and initial must be positive") for each in SETTINGS),
+        *((ExponentialDensity, (initial,), "initial must be positive, got") for initial in (0.0, -1.0, math.nan)),
+        *((lambda name: mlp_decoder(**{name: 0}), (x,), SIZE.format(x)) for x in ("features", "width", "hidden")),
+        *(
+            (lambda name: network_decoder(**{name: 0}), (x,), SIZE.format(x))
+            for x in ("channels", "width", "geometry", "hidden")
+        ),
+    ],
+)
+def test_refusals(call, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        call(*arguments)

@@ -52,17 +52,6 @@ def test_positions_that_are_not_finite_read_zeros_and_get_no_gradient():
         torch.testing.assert_close(gradient[2], slope[2, 0])
 
 
-def test_a_bound_or_box_that_does_not_fit_is_refused():
-    grid, points = torch.zeros(2, 2, 2, 1), torch.zeros(4, 3)
-    with pytest.raises(ValueError, match="bound must be one of"):
-        ops.sample_distance(grid, points, BOX.float(), bound="middle")
-    with pytest.raises(ValueError, match="aabb must have shape"):
-        ops.sample_distance(grid, points, BOX.float()[0])
-    with pytest.raises(ValueError, match=r"points must have shape \(\.\.\., 3\)"):
-        ops.sample_distance(grid, points[:, :2], BOX.float())
-    assert ops.sample_distance(grid, points[:0], BOX.float()).shape == (0, 1)
-
-
 # --- reinitialisation
 
 

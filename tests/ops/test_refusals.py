@@ -308,6 +308,9 @@ REFUSALS = [
     *[("backproject_rays", "resolution", x, "") for x in ((3, 4), 0, (3, 4, 1.5))],
     ("backproject_rays", "values", torch.zeros(()), "got no rays"),
     ("first_crossing", "grid", torch.zeros(6, 5, 7, 2), r"\(6, 5, 7, 1\), got \(6, 5, 7, 2\)"),
+    ("sample_distance", "bound", "middle", r"one of \['upper', 'lower'\], got 'middle'"),
+    ("sample_distance", "aabb", torch.zeros(3), r"shape \(2, 3\), got \(3,\)"),
+    ("sample_distance", "points", torch.zeros(8, 2), r"shape \(\.\.\., 3\), got \(8, 2\)"),
     ("pixel_colors", "pixel_averaging", "sRGB", r"one of \['linear_light', 'encoded'\], got 'sRGB'"),
 ]
 
