@@ -39,7 +39,9 @@ def check_tensor(name: str, value: Any, shape: tuple[int | str, ...], why: str =
     fits = len(found) == len(shape)
     for got, want in zip(found, shape, strict=False):
         fits = fits and (got == want or isinstance(want, str))
-    if not fits and not (shape[:1] == ("...",) and found[max(len(found) - len(shape) + 1, 0) :] == shape[1:]):
+    if not fits and shape[:1] == ("...",):
+        fits = len(shape) == 1 or found[1 - len(shape) :] == shape[1:]
+    if not fits:
         wanted = ", ".join(str(s) for s in shape)
         raise ArgumentValueError(f"{name} must have shape ({wanted}){why}, got {tuple(found)}")
 

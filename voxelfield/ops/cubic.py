@@ -143,13 +143,8 @@ def _filtered(values: Tensor, axis: int, padding: str, mirrors: bool) -> Tensor:
 def _beyond(values: Tensor, axis: int, first: int, padding: str, mirrors: bool) -> Tensor:
     """Returns the values from index ``first`` on, outside of the axis, that make its coefficients go on as padded.
 
-    Args:
-        values: Of any shape.
-        axis: Not negative.
-        first: Index of the first of them.
-        padding: As for :func:`bspline_prefilter`.
-        mirrors: Whether the grid is mirrored at its outermost vertices. All other reflections are half a cell beyond
-            them, where coefficients that are repeated once, which are all that count, are mirrored too.
+    ``mirrors`` says whether the grid is mirrored at its outermost vertices. All other reflections are half a cell
+    beyond them, where coefficients that are repeated once, which are all that count, are mirrored too.
     """
     size, index = values.shape[axis], torch.arange(first, first + _REACH, device=values.device)
     if padding == "periodic":
