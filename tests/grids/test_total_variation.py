@@ -114,8 +114,8 @@ FIRST, SHIFTED, LAST = (MEMORY[at : at + SIZE].view(4, 4, 9, 2) for at in (0, 4,
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda grid: grid.total_variation((1.0, 2.0)), ValueError, "three finite numbers"),
-        (lambda grid: grid.total_variation((1.0, 2.0, math.nan)), ValueError, "three finite numbers"),
+        (lambda grid: grid.total_variation((1.0, 2.0)), ValueError, "finite numbers, three for x, y and z"),
+        (lambda grid: grid.total_variation((1.0, 2.0, math.nan)), ValueError, "finite numbers, three for x, y and z"),
         (lambda grid: grid.total_variation(channels=slice(3, None)), ValueError, "at least one of 3"),
         (
             lambda _: grid_total_variation_grad_(FIRST, LAST, 1.0, delta=0.0),

@@ -17,6 +17,10 @@ Box = tuple[tuple[float, ...], tuple[float, ...]]
 """Lower and upper corner, three numbers each unless they are those of a grid of fewer axes, exact in float32."""
 
 
+PER_AXIS = ("one for x", "two for x and y", "three for x, y and z")
+"""How many numbers a grid of one, two or three axes takes, for messages."""
+
+
 def parse_box(aabb: Sequence[Sequence[float]] | Tensor, name: str = "aabb", axes: Sequence[int] = (3,)) -> Box:
     """Returns the corners of a box (2, 3), rounded to float32; raises ValueError unless it is one, with finite corners.
 
@@ -84,8 +88,7 @@ def parse_resolution(resolution: int | Sequence[int], axes: int = 3) -> tuple[in
     except TypeError:
         sizes = (resolution,) * axes
     if len(sizes) != axes:
-        several = ("one for x", "two for x and y", "three for x, y and z")[axes - 1]
-        raise ArgumentValueError(f"resolution must be one int, or {several}, got {shown(resolution)}")
+        raise ArgumentValueError(f"resolution must be one int, or {PER_AXIS[axes - 1]}, got {shown(resolution)}")
     return tuple(parse_size("resolution", size) for size in sizes)
 
 

@@ -22,7 +22,7 @@ from voxelfield.foundation.checks import (
     widen_positions,
 )
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError
-from voxelfield.grids.boxes import box_extent, box_tensor, parse_box, parse_resolution, parse_size
+from voxelfield.grids.boxes import PER_AXIS, box_extent, box_tensor, parse_box, parse_resolution, parse_size
 from voxelfield.grids.grid import Grid
 from voxelfield.grids.resampling import (
     migratable_state,
@@ -433,12 +433,8 @@ class VoxelGrid(Grid):
         """
         factors = (1.0,) * len(self.resolution) if weights is None else tuple(float(weight) for weight in weights)
         if len(factors) != len(self.resolution) or not all(math.isfinite(factor) for factor in factors):
-            several = (
-                "one finite number, for x",
-                "two finite numbers, for x and y",
-                "three finite numbers, for x, y and z",
-            )
-            raise ArgumentValueError(f"weights must be {several[len(self.resolution) - 1]}, got {weights!r}")
+            several = PER_AXIS[len(self.resolution) - 1]
+            raise ArgumentValueError(f"weights must be finite numbers, {several}, got {weights!r}")
         values = self.features if channels is None else self.features[..., channels]
         if values.shape[-1] == 0:
             raise ArgumentValueError(f"channels must select at least one of {self.channels} channels, got {channels!r}")

@@ -63,9 +63,7 @@ def march_levels(
         aabbs: (L, 6) float32, lower corner and upper corner of each box, world units.
         step: Shortest length of a step, world units; 0 for one sample for each occupied cell.
         cone_angle: Length of a step per distance from the origin.
-        capacity: Rows of the result, as for :func:`march_rays`: rays are kept in order as long as all of their samples
-            fit, and the call does not synchronise with the device. None: as many rows as there are samples, which
-            synchronises once.
+        capacity: As for :func:`march_rays`.
 
     Returns:
         The samples, at the middles of their steps: a step is ``t - dt / 2`` to ``t + dt / 2``.

@@ -39,9 +39,7 @@ def select_samples(
         ray_offsets: As for :func:`composite`.
         min_transmittance: Transmittance below which a ray stops, in [0, 1]; 0 never stops it.
         min_weight: A sample is kept if its weight exceeds this; in [0, 1].
-        capacity: Rows of the result, as for :func:`march_rays`: rays are kept in order as long as all of their kept
-            samples fit, and the call does not synchronise with the device. None: as many rows as samples are kept,
-            which synchronises once.
+        capacity: As for :func:`march_rays`, for the samples that are kept.
 
     Returns:
         The samples that were kept. ``rays_kept`` counts input rays, including those without samples.
