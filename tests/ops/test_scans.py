@@ -10,12 +10,7 @@ from tolerances import arithmetic, assert_matches
 from voxelfield import ops
 from voxelfield.ops.ray_sums import scan
 
-SCANS = {
-    "inclusive_sum": ops.inclusive_sum,
-    "exclusive_sum": ops.exclusive_sum,
-    "inclusive_prod": ops.inclusive_prod,
-    "exclusive_prod": ops.exclusive_prod,
-}
+SCANS = {name: getattr(ops, name) for name in ("inclusive_sum", "exclusive_sum", "inclusive_prod", "exclusive_prod")}
 every_scan = pytest.mark.parametrize("name", SCANS)
 # Rays on either side of the 8 and 32 samples that a team takes at once, and rows of no ray at both ends.
 COUNTS = [0, 1, 7, 8, 9, 33, 70, 0]
