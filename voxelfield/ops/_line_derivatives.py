@@ -39,24 +39,27 @@ def second_derivatives(
     needs: set[str],
 ) -> dict[str, Any]:
     """Differentiates what the raw op ``line_gradient`` returns of its arguments; ``grad`` (..., 8) is what arrives."""
-    rays = {"origins": origins, "directions": directions, "near": near, "far": far}
-    rays = {name: x for name, x in rays.items() if x is not None}
-    grads = dict(zip(_RAYS, grad.split((3, 3, 1, 1), dim=-1), strict=True))
-    grids, blocks = grid.unsqueeze(0) if grid.dim() == 4 else grid, origins.dim() - 1
+    given = zip(_RAYS, (origins, directions, near, far), grad.split((3, 3, 1, 1), dim=-1), strict=True)
+    rays, grads = {}, {}
+    for name, x, arriving in given:
+        if x is not None:
+            rays[name], grads[name] = x, arriving.view_as(x)
+    batched = grid.dim() == 5
     step = max(1, _SAMPLES // (2 * sum(grid.shape[-4:-1])))
 
     def total(rays: dict[str, Tensor], values: Tensor, grid: Tensor) -> Tensor:
         return _integral(values, grid, [rays.get(name) for name in _RAYS], labels, label_count)
 
     found: dict[str, list[Tensor]] = {name: [] for name in ("values", "grid", *rays)}
-    for element, one in enumerate(grids):
+    for element, one in enumerate(grid if batched else [grid]):
         in_grid = []
         # One block without rays has the right shapes too.
         for start in range(0, max(origins.shape[-2], 1), step):
-            at = (element, slice(start, start + step))[2 - blocks :]
+            block = slice(start, start + step)
+            at = (element, block) if batched else (block,)
             some = {name: x[at] for name, x in rays.items()}
-            _, pull = torch.func.vjp(torch.func.grad(total), some, values[at], one)
-            of_rays, of_values, of_grid = pull({name: grads[name][at].view_as(x) for name, x in some.items()})
+            pull = torch.func.vjp(torch.func.grad(total), some, values[at], one)[1]
+            of_rays, of_values, of_grid = pull({name: x[at] for name, x in grads.items()})
             in_grid.append(of_grid)
             for name, x in (*of_rays.items(), ("values", of_values)):
                 found[name].append(x)
