@@ -118,6 +118,25 @@ def test_limits_and_shapes(device):
     torch.testing.assert_close(half.float(), whole, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [(33, 20), (1, 7), (7, 1), (2, 2)])
+def test_images(device, dtype, size):
+    """One vertex along z, for which the CPU has kernels of its own: the same as two equal ones, and the adjoint."""
+    image = torch.rand(2, *size, 1, 1, dtype=dtype, device=device)
+    origins, directions = (x.unflatten(0, (2, 200)) for x in rays_of(400, device, dtype))
+    axes = torch.eye(3, dtype=dtype, device=device)
+    origins[:, :3], directions[:, :6] = 0.3 - 2 * axes, torch.cat((axes, -axes))
+    origins[:, 3:6] = 0.7 + axes  # backwards along each axis; of the others, some lie in a plane
+    origins[..., 6:50, 2], directions[..., 6:50, 2] = 0.4, 0.0
+    integrals = ops.integrate_rays(image, origins, directions, -1, 2)
+    torch.testing.assert_close(integrals, ops.integrate_rays(image.repeat(1, 1, 1, 2, 1), origins, directions, -1, 2))
+    values = torch.rand_like(integrals)
+    summed = ops.backproject_rays(values, origins, directions, (*size, 1), -1, 2, batched=True)
+    torch.testing.assert_close((integrals * values).sum(), (image * summed).sum(), rtol=1e-6, atol=0)
+    volume = ops.backproject_rays(values, origins, directions, (*size, 2), -1, 2, batched=True)
+    torch.testing.assert_close(summed, volume.sum(3, keepdim=True), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("case", ["whole", "limits", "labels", "batch", "adjoint"])
 def test_second_derivatives(device, monkeypatch, case):
     """In grids, rays and limits, whatever the blocks in which rays are differentiated."""
