@@ -39,7 +39,6 @@ _SIGNS = {
     r"\rfloor": "⌋",
     r"\sigma": "σ",
     r"\sin": "sin ",
-    r"\sqrt": "√",
     r"\sum": "Σ",
     r"\tan": "tan ",
     r"\theta": "θ",
@@ -71,6 +70,7 @@ def formula(latex: str) -> str:
     text = " ".join(latex.split())
     text = re.sub(r"\\(?:mathrm|text|bar)\{((?:[^{}]|\\_)*)\}", lambda match: match[1].replace(r"\_", "_"), text)
     text = re.sub(r"\\frac(\d)(\d)", r"\1/\2", text)
+    text = re.sub(r"\\sqrt ?(\d|\{[^{}]*\})", lambda match: f"√({match[1].strip('{}')})", text)
     text = re.sub(r"\\frac\{((?:[^{}]|\{[^{}]*\})*)\}\{((?:[^{}]|\{[^{}]*\})*)\}", r"(\1) / (\2)", text)
     text = re.sub(r"\\(?:[A-Za-z]+|[{},;])", lambda match: _SIGNS[match[0]], text)
     text = re.sub(r"_([\daijkrtv])(?![\w{])", lambda match: match[1].translate(_SUBSCRIPTS), text)

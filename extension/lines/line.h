@@ -175,6 +175,37 @@ class Line {
     }
   }
 
+  // As walk, for a grid of one vertex along z, without the branches between axes, which rays take in no order. Calls
+  // add(distance, u, v, uv) in each cell with the length of the line in it, and the integrals of the point's
+  // coordinates in the cell along x and y and of their product, in which the line is a polynomial of degree 2.
+  template <typename Add>
+  VOXELFIELD_HOST_DEVICE void walk_plane(const Add& add) {
+    if (misses()) return;
+    T x = coordinate_of<T>(cell.lower[0]), y = coordinate_of<T>(cell.lower[1]);
+    const T last_x = coordinate_of<T>(cells_[0] - 1), last_y = coordinate_of<T>(cells_[1] - 1);
+    // A line that does not move along an axis never reaches a face of it.
+    const bool moves_x = rate_[0] > T(0), moves_y = rate_[1] > T(0);
+    const T pace_x = moves_x ? pace_[0] : T(0), first_x = moves_x ? (T(1) - start_[0]) * pace_x : T(INFINITY);
+    const T pace_y = moves_y ? pace_[1] : T(0), first_y = moves_y ? (T(1) - start_[1]) * pace_y : T(INFINITY);
+    T from = from_, u = multiply_add(from, rate_[0], start_[0]) - x, v = multiply_add(from, rate_[1], start_[1]) - y;
+    for (bool last = false; !last;) {
+      const T end_x = multiply_add(x, pace_x, first_x), end_y = multiply_add(y, pace_y, first_y);
+      const bool along_x = end_x < end_y;
+      const T next = along_x ? end_x : end_y;
+      last = !(next < to_) || (along_x ? x >= last_x : y >= last_y);
+      const T to = last ? to_ : next > from ? next : from, distance = to - from;
+      const T next_u = multiply_add(to, rate_[0], start_[0]) - x, next_v = multiply_add(to, rate_[1], start_[1]) - y;
+      const T products = T(0.5) * (u * v + next_u * next_v) - (next_u - u) * (next_v - v) * T(1.0 / 6);
+      add(distance, T(0.5) * distance * (u + next_u), T(0.5) * distance * (v + next_v), distance * products);
+      x += along_x ? T(1) : T(0);
+      y += along_x ? T(0) : T(1);
+      cell.origin += along_x ? cell.step[0] : cell.step[1];
+      u = along_x ? T(0) : next_u;
+      v = along_x ? next_v : T(0);
+      from = to;
+    }
+  }
+
  private:
   static constexpr T kParallel = T(1e-18);  // between the smallest numbers and what moves a point by a rounding error
 

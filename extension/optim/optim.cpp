@@ -92,6 +92,18 @@ bool is_touched(const float* grad, int64_t vertex, int64_t channels) {
   return std::any_of(values, values + channels, [](float x) { return x != 0.0f; });
 }
 
+// Tells whether all values are zeros, of either sign, many at a time: most vertices of a grid have no gradient.
+VOXELFIELD_MULTIVERSION bool are_zeros(const float* values, int64_t count) {
+  uint32_t others = 0;
+  VOXELFIELD_VECTORIZE_SUM(others)
+  for (int64_t i = 0; i < count; ++i) {
+    uint32_t value;
+    std::memcpy(&value, values + i, sizeof(value));
+    others += value << 1 == 0 ? 0 : 1;
+  }
+  return others == 0;
+}
+
 void update_touched(const AdamLevel& level, const AdamRule& rule, const AdamStep& step, int64_t first, int64_t count,
                     int64_t visit) {
   const auto touched = [&](int64_t vertex) {
@@ -99,12 +111,25 @@ void update_touched(const AdamLevel& level, const AdamRule& rule, const AdamStep
                                          : level.touched.has(visit + vertex - first);
   };
   const int64_t last = first + count;
-  for (int64_t begin = first; begin < last; ++begin) {
-    if (!touched(begin)) continue;
-    int64_t end = begin + 1;
-    while (end < last && touched(end)) ++end;
-    update_span(level, rule, step, begin, end - begin);
-    begin = end;
+  constexpr int64_t kBlock = 32;
+  for (int64_t low = first, high; low < last; low = high) {
+    high = std::min(low + kBlock, last);
+    const float* const grad = level.grad + low * level.grid.channels;
+    if (level.touched.rows == nullptr && are_zeros(grad, (high - low) * level.grid.channels)) continue;
+    for (int64_t vertex = low; vertex < high; ++vertex) {
+      if (!touched(vertex)) continue;
+      const int64_t at = vertex * level.grid.channels, moments = at * (level.narrow_moments ? 2 : 4);
+      VOXELFIELD_PREFETCH(level.param + at);
+      VOXELFIELD_PREFETCH(static_cast<const char*>(level.exp_avg) + moments);
+      VOXELFIELD_PREFETCH(static_cast<const char*>(level.exp_avg_sq) + moments);
+    }
+    for (int64_t begin = low; begin < high; ++begin) {
+      if (!touched(begin)) continue;
+      int64_t end = begin + 1;
+      while (end < high && touched(end)) ++end;
+      update_span(level, rule, step, begin, end - begin);
+      begin = end;
+    }
   }
 }
 

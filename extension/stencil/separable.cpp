@@ -2,8 +2,8 @@
 // sampled at several points at once, one to a lane of a vector register; other grids in several channels at once.
 //
 // Sums are divided into tiles of planes along the first axis, or, if they are few, into those of parts of the points.
-// One thread takes all points of a tile or part, in their order, so that every vertex receives its terms in an order that
-// does not depend on the number of threads.
+// One thread takes all points of a tile or part, in their order, so that every vertex receives its terms in an order
+// that does not depend on the number of threads.
 #include <functional>
 
 #include "common/backend.h"
@@ -350,7 +350,8 @@ struct Cpu : CpuBackend {
     const int64_t tiles = (job.locator.resolution[0] + size - 1) / size, parts = small ? kParts : 1;
     std::vector<T> of_parts(small ? parts * total : 0);
     T* const out = static_cast<T*>(sums);
-    const SplatTiles<kSets, T, D, K> work{job, values, points, small ? of_parts.data() : out, size, tiles, parts, total};
+    const SplatTiles<kSets, T, D, K> work{job,  values, points, small ? of_parts.data() : out,
+                                          size, tiles,  parts,  total};
     for_each_part<kHot<T, kSets>>(parts * job.grids * tiles, 1, work);
     for (size_t i = 0; i < of_parts.size(); ++i) out[i % total] += of_parts[i];
   }

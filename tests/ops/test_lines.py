@@ -12,6 +12,7 @@ from op_contracts import lines
 from tolerances import assert_matches
 
 from voxelfield import ops
+from voxelfield.ops import _line_derivatives
 
 LARGE = (33, 20, 47)
 
@@ -117,16 +118,53 @@ def test_limits_and_shapes(device):
     torch.testing.assert_close(half.float(), whole, rtol=2e-3, atol=2e-3)
 
 
-def test_gradients_of_gradients_in_the_grid_exist_and_others_are_refused(device):
-    grid = torch.rand(3, 4, 5, 1, device=device, dtype=torch.float64, requires_grad=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [(33, 20), (1, 7), (7, 1), (2, 2)])
+def test_images(device, dtype, size):
+    """One vertex along z, for which the CPU has kernels of its own: the same as two equal ones, and the adjoint."""
+    image = torch.rand(2, *size, 1, 1, dtype=dtype, device=device)
+    origins, directions = (x.unflatten(0, (2, 200)) for x in rays_of(400, device, dtype))
+    axes = torch.eye(3, dtype=dtype, device=device)
+    origins[:, :3], directions[:, :6] = 0.3 - 2 * axes, torch.cat((axes, -axes))
+    origins[:, 3:6] = 0.7 + axes  # backwards along each axis; of the others, some lie in a plane
+    origins[..., 6:50, 2], directions[..., 6:50, 2] = 0.4, 0.0
+    integrals = ops.integrate_rays(image, origins, directions, -1, 2)
+    torch.testing.assert_close(integrals, ops.integrate_rays(image.repeat(1, 1, 1, 2, 1), origins, directions, -1, 2))
+    values = torch.rand_like(integrals)
+    summed = ops.backproject_rays(values, origins, directions, (*size, 1), -1, 2, batched=True)
+    torch.testing.assert_close((integrals * values).sum(), (image * summed).sum(), rtol=1e-6, atol=0)
+    volume = ops.backproject_rays(values, origins, directions, (*size, 2), -1, 2, batched=True)
+    torch.testing.assert_close(summed, volume.sum(3, keepdim=True), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["whole", "limits", "labels", "batch", "adjoint"])
+def test_second_derivatives(device, monkeypatch, case):
+    """In grids, rays and limits, whatever the blocks in which rays are differentiated."""
+    monkeypatch.setattr(_line_derivatives, "_SAMPLES", 48)  # two rays of this grid
+    shape = (2, 3, 1, 5, 2) if case == "batch" else (3, 4, 5, 2)
+    grid = torch.rand(shape, device=device, dtype=torch.float64)
+    rays = [x.unflatten(0, (2, 3)) if case == "batch" else x for x in rays_of(6, device, torch.float64)]
+    rays[0][..., :1, :] += 4 * (case == "whole")  # misses the grid
+    limits = [torch.full((6,), x, device=device, dtype=torch.float64) for x in (0.1, 0.7)]
+    arguments = [grid, *rays, *(limits if case in ("limits", "labels", "adjoint") else [])]
+    function = ops.integrate_rays
+    if case == "labels":
+        labels = torch.randint(3, (3, 4, 5), device=device)
+        function = partial(ops.integrate_rays, labels=labels, label_count=2)
+    elif case == "adjoint":
+        arguments[0] = torch.rand(6, 2, device=device, dtype=torch.float64)
+        function = lambda *given: ops.backproject_rays(*given[:3], (3, 4, 5), *given[3:])  # noqa: E731
+    leaves = [x.requires_grad_() for x in arguments]
+    assert torch.autograd.gradgradcheck(function, leaves, nondet_tol=1e-12)
+
+
+def test_third_derivatives_in_rays_are_refused(device):
     rays = [x.requires_grad_() for x in rays_of(6, device, torch.float64)]
-    integrals = ops.integrate_rays(grid, *rays)
-    of_grid, of_origins = torch.autograd.grad(integrals.square().sum(), [grid, rays[0]], create_graph=True)
-    torch.autograd.grad(of_grid.square().sum(), rays, retain_graph=True)
-    with pytest.raises(NotImplementedError, match="differentiable once with respect to rays"):
-        torch.autograd.grad(of_origins.sum(), rays[0])
-    reprojected = partial(lambda values: ops.backproject_rays(values, *[x.detach() for x in rays], (3, 4, 5)))
-    assert torch.autograd.gradgradcheck(reprojected, integrals.detach().requires_grad_(), nondet_tol=1e-12)
+    integrals = ops.integrate_rays(torch.rand(3, 4, 5, 1, device=device, dtype=torch.float64), *rays)
+    (first,) = torch.autograd.grad(integrals.square().sum(), rays[0], create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), rays[0], create_graph=True)
+    with pytest.raises(NotImplementedError, match="a third derivative"):
+        torch.autograd.grad(second.sum(), rays[0])
 
 
 def test_thin_walls_are_found(device):

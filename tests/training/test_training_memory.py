@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -198,3 +201,18 @@ def test_a_run_is_refused_before_it_touches_the_gpu(monkeypatch, tmp_path, caplo
         train_as_configured(config, tmp_path, ROOT)
     assert "training needs about 3." in caplog.text
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are left as they are")
+@pytest.mark.parametrize("kept", [False, True])
+def test_memory_freed_on_a_cpu_stays_with_a_program_that_trains(kept):
+    code = f"""
+import os, torch
+from voxelfield.devices import keep_freed_memory
+if {kept}:
+    keep_freed_memory()
+torch.ones(1 << 26)
+print(int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (int(done.stdout) > 1.5 * 2**28) == kept, done.stdout

@@ -32,6 +32,7 @@ from voxelfield.ops._grids import (
     splat_grids,
     summation_method,
 )
+from voxelfield.ops._line_derivatives import second_derivatives
 from voxelfield.ops._separable import whole_scale
 from voxelfield.ops._table import declare
 
@@ -73,16 +74,17 @@ def integrate_rays(
 
     Returns:
         (..., C), or (..., L, C) with labels, in the dtype of ``grid``; the arithmetic is at least float32.
-        Differentiable with respect to ``grid``, ``origins``, ``directions``, ``near`` and ``far``; any number of times
-        with respect to ``grid``. A gradient with respect to rays has no further derivative. At the faces of cells,
-        where the slope of :math:`f` is discontinuous, it is one of the two one-sided derivatives.
+        Differentiable twice with respect to ``grid``, ``origins``, ``directions``, ``near`` and ``far``. Second
+        derivatives in rays also count that the slope of :math:`f` jumps where rays cross the faces of cells. They are
+        those of a sum over two samples in each cell, which is stored for a block of rays at a time and is many times
+        slower than the first ones. Along a face itself, a derivative is one of the two one-sided ones.
 
         The gradient in the grid is :func:`backproject_rays`, and reproducible where that is.
 
     Raises:
         TypeError: An argument is not a tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or is on another device, or a number is out of range.
-        NotImplementedError: A derivative of a gradient with respect to rays, forward mode, or a map is requested.
+        NotImplementedError: A third derivative with respect to rays, forward mode, or a map is requested.
     """
     data, rays, lead = _checked_lines(grid, origins, directions, near, far)
     codes, count = _checked_labels(labels, label_count, grid.shape[-4:-1], grid)
@@ -325,10 +327,8 @@ _backproject = declare("backproject_rays", _sums, gradients=_gradients, differen
 _line_gradient = declare(
     "line_gradient",
     lambda origins: origins.new_empty(*origins.shape[:-1], 8),
-    refusal=(
-        "integrate_rays and backproject_rays are differentiable once with respect to rays; a derivative of that "
-        "gradient was asked for"
-    ),
+    gradients=second_derivatives,
+    differentiable=("values", "grid", *_RAYS),
     public="integrate_rays",
 )
 _first_crossing = declare(

@@ -20,7 +20,7 @@ from voxelfield.components.registry import active
 from voxelfield.datasets.loading import find_scene, load_scene
 from voxelfield.datasets.registry import FoundScene
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.devices import choose_device
+from voxelfield.devices import choose_device, keep_freed_memory
 from voxelfield.evaluation.evaluation import check_pictures, evaluate_split
 from voxelfield.evaluation.metrics import WINDOW, check_lpips
 from voxelfield.files import IMAGE_SUFFIXES
@@ -151,6 +151,8 @@ def train_as_configured(
 def _load(settings: RunConfig, root: Path, found: FoundScene | None) -> tuple[Scene, Warp | None]:
     """Loads the scene and chooses its warp; meanwhile, prepares the device for training."""
     device = choose_device(settings.device)
+    if device.type == "cpu":
+        keep_freed_memory()
     named_losses(settings.losses)
     if settings.trainer.evaluation.lpips:
         check_lpips()
