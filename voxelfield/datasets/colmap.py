@@ -192,19 +192,15 @@ def _name(source: Path, image: Any) -> str:
 
 
 def _photo(source: Path, path: Path, mask: Path | None, image: Any, camera: Any) -> Photo:
-    kind = camera.model.name
+    kind, owner = camera.model.name, f"{source}: camera {camera.camera_id}"
     if kind not in CAMERA_MODELS:
         raise ValueError(
-            f"{source}: camera {camera.camera_id} must be one of {', '.join(CAMERA_MODELS)}, got {kind}: undistort the "
-            "images first (colmap image_undistorter)"
+            f"{owner} must be one of {', '.join(CAMERA_MODELS)}, got {kind}: undistort the images first (colmap "
+            "image_undistorter)"
         )
     model, terms = CAMERA_MODELS[kind]
     numbers = camera.params[-len(terms) :].tolist() if terms else []
-    lens = photo_lens(f"{source}: camera {camera.camera_id}", model, dict(zip(terms, numbers, strict=True)))
-    if min(camera.width, camera.height) < 1:
-        raise ValueError(
-            f"{source}: camera {camera.camera_id} must have a size of at least 1x1, got {camera.width}x{camera.height}"
-        )
+    lens = photo_lens(owner, model, dict(zip(terms, numbers, strict=True)))
     w2c = torch.eye(4, dtype=torch.float64)
     w2c[:3] = torch.from_numpy(np.array(image.cam_from_world().matrix()))
     name = f"{source}: pose of {image.name}"
@@ -219,7 +215,7 @@ def _photo(source: Path, path: Path, mask: Path | None, image: Any, camera: Any)
         intrinsics = (width / (2 * math.pi), height / math.pi, width / 2, height / 2)
     else:
         intrinsics = (camera.focal_length_x, camera.focal_length_y, camera.principal_point_x, camera.principal_point_y)
-    return Photo(path, c2w, scaled(intrinsics, size), lens, mask=mask, pose_name=name, wrong_axes=COLMAP_AXES)
+    return Photo(path, c2w, scaled(intrinsics, size, owner), lens, mask=mask, pose_name=name, wrong_axes=COLMAP_AXES)
 
 
 def _with_observations(source: Path, photos: list[Photo], posed: list[Any], model: Any) -> list[Photo]:
