@@ -411,21 +411,13 @@ BAD = {
         "camera_model must be one of DIVISION, EUCM, ",
     ),
     "too few frames": (no_video, ("--frames", "1"), "frames must be at least 2, got 1"),
-    "a rig one by one": (
-        empty_folder,
-        ("--rig",),
-        "mapper must be global for a rig whose geometry is unknown",
-    ),
+    "a rig one by one": (empty_folder, ("--rig",), "mapper must be global for a rig whose geometry is unknown"),
     "a rig of one camera": (
         lambda folder: one_photograph(folder / "left").parent,
         ("--rig", "--mapper", "global"),
         "must have a subfolder of photographs for each camera of a rig, and no others",
     ),
-    "a video of a rig": (
-        no_video,
-        ("--rig", "--mapper", "global"),
-        "must be a folder with a subfolder for each",
-    ),
+    "a video of a rig": (no_video, ("--rig", "--mapper", "global"), "must be a folder with a subfolder for each"),
     "no positions": (
         write_flat,
         ("--matching", "spatial"),

@@ -126,10 +126,7 @@ RIGID = f"{POSE}be a rotation with a translation, "
         ({"camera_to_world": [0.0] * 15 + [1.0]}, f"{RIGID}with orthonormal axes"),
         ({"camera_to_world": [*(2 * value for value in IDENTITY[:12]), 0, 0, 0, 1]}, f"{RIGID}with orthonormal axes"),
         ({"camera_to_world": [-1.0, *IDENTITY[1:]]}, f"{RIGID}not a mirror image"),
-        (
-            {"camera_to_world": [*IDENTITY[:12], 0, 0, 0, 2]},
-            POSE + r"have \(0, 0, 0, 1\) as its last row",
-        ),
+        ({"camera_to_world": [*IDENTITY[:12], 0, 0, 0, 2]}, POSE + r"have \(0, 0, 0, 1\) as its last row"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_frame(tmp_path, changes, message):

@@ -962,9 +962,7 @@ BAD = {
         "names of images must be UTF-8, got b'view_",
     ),
     "singular matrix": written(
-        write_neus,
-        "world_mat_3 must project space to an image, got a singular matrix",
-        world_mat_3=np.ones((4, 4)),
+        write_neus, "world_mat_3 must project space to an image, got a singular matrix", world_mat_3=np.ones((4, 4))
     ),
     "matrix with a skew": written(
         write_neus,
@@ -977,9 +975,7 @@ BAD = {
         world_mat_3=np.full((4, 4), np.nan),
     ),
     "matrix of objects": written(
-        write_neus,
-        "cameras_sphere.npz: must be a NumPy archive of matrices .*allow_pickle",
-        world_mat_3=np.array([{}]),
+        write_neus, "cameras_sphere.npz: must be a NumPy archive of matrices .*allow_pickle", world_mat_3=np.array([{}])
     ),
     "matrix of another shape": written(
         write_neus, r"world_mat_3 must be 3x4 or 4x4 numbers, got \(12,\)", world_mat_3=np.ones(12)
@@ -1033,8 +1029,7 @@ BAD = {
         write_nsvf, "intrinsics.txt", "1 2 3", "must hold a 4x4 matrix, or the 11 numbers of SRN's format, got 3"
     ),
     "focal length below 0": file_of(
-        *(write_nsvf, "intrinsics.txt", "-1 2 3 0 0 0 0 0 1 100 100"),
-        "focal lengths and sizes must be above 0 pixels",
+        *(write_nsvf, "intrinsics.txt", "-1 2 3 0 0 0 0 0 1 100 100"), "focal lengths and sizes must be above 0 pixels"
     ),
     "box that is not finite": file_of(
         write_nsvf, "bbox.txt", "nan 0 0 1 1 1", "bbox.txt: must hold finite numbers only"
@@ -1084,8 +1079,7 @@ def test_paths_inside_of_the_folder_are_read(tmp_path, split, before):
 def test_poses_within_a_thousandth_of_orthonormal_are_read(mine, split):
     scale = np.array([[1 + 4e-4] * 3 + [1]] * 3 + [[1] * 4])
     spoil_json(
-        mine,
-        lambda c: c["frames"][3].update(transform_matrix=(scale * c["frames"][3]["transform_matrix"]).tolist()),
+        mine, lambda c: c["frames"][3].update(transform_matrix=(scale * c["frames"][3]["transform_matrix"]).tolist())
     )
     assert len(voxelfield.load_scene(mine, holdout=0).train) == len(split)
 

@@ -14,13 +14,7 @@ import pytest
 from PIL import Image
 from raw_png import GREY, png_of_16_bits, raw_png
 
-from voxelfield.datasets.images import (
-    area_resized,
-    exif_orientation,
-    image_files,
-    image_size,
-    read_images,
-)
+from voxelfield.datasets.images import area_resized, exif_orientation, image_files, image_size, read_images
 from voxelfield.files import HEIC_SUFFIXES, IMAGE_SUFFIXES
 
 READ = {"PNG", "JPEG", "MPO", "WEBP", "TIFF", "BMP"}
