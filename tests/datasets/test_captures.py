@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
@@ -760,16 +761,6 @@ def spoil_json(folder: Path, change: Callable[[dict], object]) -> None:
     file.write_text(json.dumps(content))
 
 
-def save_view_03(mode: str, suffix: str = ".png") -> Callable[[Path], None]:
-    """Returns what replaces an image by one of another mode of Pillow, in a file that is still called *.png."""
-
-    def save(folder: Path) -> None:
-        with (folder / "images" / "view_03.png").open("wb") as file:
-            Image.new(mode, (100, 100)).save(file, Image.registered_extensions()[suffix])
-
-    return save
-
-
 # Captures with a fault: what writes them, what damages them then, and what is said of them.
 
 
@@ -802,6 +793,18 @@ def file_of(write: Callable[..., None], name: str, content: bytes | str, message
 def picture(content: bytes | str, message: str) -> tuple:
     """A capture of nerfstudio with another file in place of an image."""
     return file_of(write_nerfstudio, "images/view_03.png", content, f"view_03.png: unreadable image{message}")
+
+
+def picture_of(mode: str, message: str, suffix: str = ".png") -> tuple:
+    """The same with an image of another mode of Pillow, in a file that is still called *.png."""
+    file = io.BytesIO()
+    Image.new(mode, (100, 100)).save(file, Image.registered_extensions()[suffix])
+    return file_of(write_nerfstudio, "images/view_03.png", file.getvalue(), f"view_03.png: {message}")
+
+
+def rows(array: np.ndarray, message: str) -> tuple:
+    """A capture of LLFF with another array."""
+    return write_llff, lambda folder: np.save(folder / "poses_bounds.npy", array, allow_pickle=True), message
 
 
 def masked(mask: np.ndarray, message: str, content: bytes | None = None) -> tuple:
@@ -881,20 +884,14 @@ BAD = {
         lambda f: [path.write_bytes(BOMB) for path in (f / "images").iterdir()],
         r"unreadable image \(Image size \(3600000000 pixels\) exceeds limit",
     ),
-    "16-bit grey image": (
-        write_nerfstudio,
-        save_view_03("I;16"),
-        r"view_03.png: unreadable image \(must be RGB with 8 or 16 bits .* got grey with 16 bits: convert",
+    "16-bit grey image": picture_of(
+        "I;16", r"unreadable image \(must be RGB with 8 or 16 bits .* got grey with 16 bits: convert"
     ),
-    "CMYK image": (
-        write_nerfstudio,
-        save_view_03("CMYK", ".jpg"),
-        r"view_03.png: unreadable image \(must be RGB with 8 or 16 bits .* got Pillow's mode CMYK: convert",
+    "CMYK image": picture_of(
+        "CMYK", r"unreadable image \(must be RGB with 8 or 16 bits .* got Pillow's mode CMYK: convert", ".jpg"
     ),
-    "one opaque image among transparent ones": (
-        write_nerfstudio,
-        save_view_03("RGB"),
-        "view_03.png: must have an alpha channel, as others have that show an object .*, got none: cut",
+    "one opaque image among transparent ones": picture_of(
+        "RGB", "must have an alpha channel, as others have that show an object .*, got none: cut"
     ),
     "pose of zeros": first(SCALED, transform_matrix=np.zeros((4, 4)).tolist()),
     "pose of 1e30": first(SCALED, transform_matrix=(1e30 * np.eye(4)).tolist()),
@@ -935,15 +932,9 @@ BAD = {
         r"view_03.png: size must be in proportion to 100x100 \(from 'w' and 'h' in .*\), got 50x60: is it cropped",
     ),
     "no NumPy array": file_of(write_llff, "poses_bounds.npy", b"\x93NUMPY", "poses_bounds.npy: not a NumPy array"),
-    "array of objects": (
-        write_llff,
-        lambda f: np.save(f / "poses_bounds.npy", np.array([{}]), allow_pickle=True),
-        "poses_bounds.npy: not a NumPy array",
-    ),
-    "array of another shape": (
-        write_llff,
-        lambda f: np.save(f / "poses_bounds.npy", np.zeros((10, 15))),
-        r"must be an array of numbers of shape \(N, 17\), got \(10, 15\)",
+    "array of objects": rows(np.array([{}]), "poses_bounds.npy: not a NumPy array"),
+    "array of another shape": rows(
+        np.zeros((10, 15)), r"must be an array of numbers of shape \(N, 17\), got \(10, 15\)"
     ),
     "fewer images than rows": (
         write_llff,
