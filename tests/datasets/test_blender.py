@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 
 from voxelfield.datasets.blender import available_splits, load_blender
-from voxelfield.datasets.images import area_resized
 from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
@@ -21,11 +20,6 @@ from voxelfield.rendering.cameras import Cameras
 
 LEGO = Path(__file__).parents[1] / "fixtures" / "lego"
 POSE = np.eye(4).tolist()
-
-
-def shrunk(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """RGBA pixels, shrunk."""
-    return np.asarray(area_resized(Image.fromarray(image), size).convert("RGBA"))
 
 
 def write_split(folder, split="train", images=2, size=(6, 4), mode="RGBA", suffix=".png", **meta):
@@ -166,36 +160,6 @@ def test_aabb_is_taken(scene):
         load_blender(scene, LoadOptions(aabb=torch.zeros(2, 3).double() + torch.arange(2)[:, None])).aabb.dtype
         == torch.float32
     )
-
-
-def reference_average(image, factor):
-    """Averages blocks one by one in float64, in premultiplied colour."""
-    height, width = image.shape[0] // factor, image.shape[1] // factor
-    result = np.zeros((height, width, 4))
-    for y in range(height):
-        for x in range(width):
-            block = image[y * factor : (y + 1) * factor, x * factor : (x + 1) * factor]
-            block = block.reshape(-1, 4).astype(float)
-            alpha = block[:, 3].sum()
-            result[y, x, 3] = block[:, 3].mean()
-            if alpha:
-                result[y, x, :3] = (block[:, :3] * block[:, 3:]).sum(axis=0) / alpha
-    return result
-
-
-@pytest.mark.parametrize("factor", [1, 2, 3, 4])
-def test_resizing_by_a_whole_factor_is_the_plain_mean(factor):
-    image = np.random.default_rng(0).integers(0, 256, (12, 24, 4), dtype=np.uint8)
-    image[:6, :6, 3] = 0
-    averaged = shrunk(image, (24 // factor, 12 // factor))
-    assert averaged.dtype == np.uint8
-    assert np.abs(averaged - reference_average(image, factor)).max() <= 0.5 + 1e-4
-
-
-def test_resizing_ignores_the_colour_of_transparent_pixels():
-    image = np.array([[[200, 100, 50, 255], [0, 255, 0, 0]]] * 2, dtype=np.uint8)
-    assert shrunk(image, (1, 1)).tolist() == [[[200, 100, 50, 128]]]
-    assert shrunk(np.full((2, 2, 4), (9, 9, 9, 0), dtype=np.uint8), (1, 1)).tolist() == [[[0, 0, 0, 0]]]
 
 
 def test_folder_missing(tmp_path):
