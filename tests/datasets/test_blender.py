@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -53,10 +54,11 @@ def scene(tmp_path):
     return folder
 
 
-def one_line(error):
-    message = str(error.value)
-    assert "\n" not in message
-    return message
+def refusal(folder, error=ValueError, **options):
+    """Returns the message with which a scene is refused, which is one line."""
+    with pytest.raises(error, match=r"^[^\n]*$") as caught:
+        load_blender(folder, LoadOptions(**options))
+    return str(caught.value)
 
 
 def test_lego_as_bundled():
@@ -163,15 +165,13 @@ def test_aabb_is_taken(scene):
 
 
 def test_folder_missing(tmp_path):
-    with pytest.raises(FileNotFoundError) as error:
+    with pytest.raises(FileNotFoundError, match=r"^[^\n]*nowhere, which does not exist[^\n]*$"):
         load_scene(tmp_path / "nowhere")
-    assert "nowhere, which does not exist" in one_line(error)
 
 
 def test_split_json_missing(scene):
-    with pytest.raises(FileNotFoundError) as error:
-        load_blender(scene, LoadOptions(splits=["train", "val"]))
-    assert "transforms_val.json: no such file (splits of this scene: train, test)" in one_line(error)
+    message = refusal(scene, FileNotFoundError, splits=["train", "val"])
+    assert "transforms_val.json: no such file (splits of this scene: train, test)" in message
 
 
 @pytest.mark.parametrize(
@@ -194,9 +194,7 @@ def test_split_json_missing(scene):
 )
 def test_bad_json(scene, text, message):
     (scene / "transforms_train.json").write_text(text, encoding="latin-1")
-    with pytest.raises(ValueError, match=r"transforms_train\.json: " + message) as error:
-        load_blender(scene)
-    one_line(error)
+    assert re.search(r"transforms_train\.json: " + message, refusal(scene))
 
 
 @pytest.mark.parametrize(
@@ -211,9 +209,7 @@ def test_bad_json(scene, text, message):
 )
 def test_bad_matrix(scene, matrix, message):
     edit(scene, lambda content: content["frames"][1].update(transform_matrix=matrix))
-    with pytest.raises(ValueError, match=rf"'transform_matrix' of \./train/r_1 {message}") as error:
-        load_blender(scene)
-    assert "transforms_train.json" in one_line(error)
+    assert f"transforms_train.json: 'transform_matrix' of ./train/r_1 {message}" in refusal(scene)
 
 
 @pytest.mark.parametrize(
@@ -234,17 +230,14 @@ def test_bad_matrix(scene, matrix, message):
 )
 def test_bad_intrinsics(scene, change, message):
     edit(scene, lambda content: content.update(change))
-    with pytest.raises(ValueError, match=message) as error:
-        load_blender(scene)
-    assert "transforms_train.json" in one_line(error)
+    assert re.search(message, refusal(scene))
+    assert "transforms_train.json" in refusal(scene)
 
 
 def test_missing_image(scene, caplog):
     (scene / "train" / "r_0.png").unlink()
-    with pytest.raises(FileNotFoundError) as error:
-        load_blender(scene)
-    assert "1 of 2 images are missing, the first is" in one_line(error)
-    assert str(scene / "train" / "r_0.png") in one_line(error)
+    lack = f"1 of 2 images are missing, the first is {scene / 'train' / 'r_0.png'}"
+    assert lack in refusal(scene, FileNotFoundError)
     with caplog.at_level(logging.WARNING):
         train = load_blender(scene, LoadOptions(missing_images="skip")).train
     assert train.names == ("r_1",)
@@ -271,9 +264,7 @@ def test_images_of_several_sizes(scene):
     ],
 )
 def test_bad_arguments(scene, arguments, message):
-    with pytest.raises(ValueError, match=message) as error:
-        load_blender(scene, LoadOptions(**arguments))
-    one_line(error)
+    assert re.search(message, refusal(scene, **arguments))
 
 
 def test_split_and_scene_refuse_what_does_not_fit():
