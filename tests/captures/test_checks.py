@@ -78,10 +78,8 @@ def test_every_check_is_run(good):
 
 
 def test_few_views(good):
-    kept = 19
-    few = replace(
-        good, **{name: getattr(good, name)[:kept] for name in ("names", "splits", "c2w", "intrinsics", "sizes")}
-    )
+    per_view = ("names", "splits", "c2w", "intrinsics", "sizes")
+    few = replace(good, **{name: getattr(good, name)[:19] for name in per_view})
     assert checks.few_views(few).message.startswith("19 views, but at least 20")
     assert checks.few_views(good) is None
 
@@ -100,8 +98,7 @@ def test_a_box_that_no_camera_sees(good):
 
 
 def test_poses_with_the_axes_of_opencv(good):
-    flip = torch.diag(torch.tensor([1.0, -1, -1, 1], dtype=torch.float64))
-    found = checks.box_out_of_sight(replace(good, c2w=good.c2w @ flip))
+    found = checks.box_out_of_sight(replace(good, c2w=turned(good.c2w, 1, -1, -1)))
     assert len(found.views) == COUNT
     assert "OpenCV's axes (y down, looking along z): negate the second and the third column" in found.message
 

@@ -197,7 +197,6 @@ def test_a_failure_leaves_earlier_results(scene, tmp_path, caplog):
 @pytest.mark.parametrize("overwrite", [(), ("--overwrite",)])
 @pytest.mark.parametrize("place", ["images/a/mine.png", "sparse/0/points3D.txt", "report.json"])
 def test_files_of_others_are_never_replaced(scene, tmp_path, caplog, place, overwrite):
-    pytest.importorskip("pycolmap")
     for folder, results in (("without results", False), ("with results", True)):
         if results:
             shutil.copytree(scene, tmp_path / folder)
