@@ -197,7 +197,6 @@ def test_a_failure_leaves_earlier_results(scene, tmp_path, caplog):
 @pytest.mark.parametrize("overwrite", [(), ("--overwrite",)])
 @pytest.mark.parametrize("place", ["images/a/mine.png", "sparse/0/points3D.txt", "report.json"])
 def test_files_of_others_are_never_replaced(scene, tmp_path, caplog, place, overwrite):
-    pytest.importorskip("pycolmap")
     for folder, results in (("without results", False), ("with results", True)):
         if results:
             shutil.copytree(scene, tmp_path / folder)
@@ -411,21 +410,13 @@ BAD = {
         "camera_model must be one of DIVISION, EUCM, ",
     ),
     "too few frames": (no_video, ("--frames", "1"), "frames must be at least 2, got 1"),
-    "a rig one by one": (
-        empty_folder,
-        ("--rig",),
-        "mapper must be global for a rig whose geometry is unknown",
-    ),
+    "a rig one by one": (empty_folder, ("--rig",), "mapper must be global for a rig whose geometry is unknown"),
     "a rig of one camera": (
         lambda folder: one_photograph(folder / "left").parent,
         ("--rig", "--mapper", "global"),
         "must have a subfolder of photographs for each camera of a rig, and no others",
     ),
-    "a video of a rig": (
-        no_video,
-        ("--rig", "--mapper", "global"),
-        "must be a folder with a subfolder for each",
-    ),
+    "a video of a rig": (no_video, ("--rig", "--mapper", "global"), "must be a folder with a subfolder for each"),
     "no positions": (
         write_flat,
         ("--matching", "spatial"),

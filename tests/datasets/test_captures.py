@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
@@ -12,6 +13,7 @@ import unicodedata
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,13 @@ def write_llff(folder: Path, split: Split, images: str = "images", near: float =
         matrix = np.stack((-up, right, backwards, position, [100, 100, 140]), axis=-1)
         rows.append([*matrix.reshape(-1), near, far])
     np.save(folder / "poses_bounds.npy", np.array(rows))
+
+
+@pytest.fixture
+def mine(tmp_path, split) -> Path:
+    """A capture of nerfstudio."""
+    write_nerfstudio(tmp_path / "mine", split)
+    return tmp_path / "mine"
 
 
 # The parameters of COLMAP's camera models after the focal lengths and the principal point.
@@ -501,17 +510,16 @@ def test_black_pixels_of_a_mask_do_not_count(tmp_path, split, name):
     assert np.array_equal(half.test.masks[1].numpy(), expected), "a pixel counts if all that it is averaged from do"
 
 
-def test_masks_are_inverted_and_weigh_pixels_by_settings(tmp_path, split, caplog):
-    write_nerfstudio(tmp_path / "mine", split)
+def test_masks_are_inverted_and_weigh_pixels_by_settings(mine, caplog):
     masks = {name: 85 * mask for name, mask in some_masks().items()}
-    mask_nerfstudio(tmp_path / "mine", masks)
+    mask_nerfstudio(mine, masks)
     grey = masks["view_01"]
     for inverted, soft, weights in (
         (True, False, np.where(grey > 0, 0, 255)),
         (False, True, grey),
         (True, True, 255 - grey),
     ):
-        scene = voxelfield.load_scene(tmp_path / "mine", holdout=4, invert_masks=inverted, soft_masks=soft)
+        scene = voxelfield.load_scene(mine, holdout=4, invert_masks=inverted, soft_masks=soft)
         index = scene.train.names.index("view_01")
         assert np.array_equal(scene.train.masks[index], weights > 0)
         if soft:
@@ -519,7 +527,7 @@ def test_masks_are_inverted_and_weigh_pixels_by_settings(tmp_path, split, caplog
             assert scene.train.extras["mask_weight"][scene.train.names.index("view_02")].eq(255).all(), "without a mask"
         else:
             assert "mask_weight" not in scene.train.extras
-    half = voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=2, soft_masks=True).train
+    half = voxelfield.load_scene(mine, holdout=4, downscale=2, soft_masks=True).train
     blocks = grey.reshape(50, 2, 50, 2)
     expected = np.where((blocks > 0).all(axis=(1, 3)), blocks.mean(axis=(1, 3)), 0)
     found = half.extras["mask_weight"][half.names.index("view_01")].numpy()
@@ -556,12 +564,11 @@ def test_masks_that_nothing_names_are_named(tmp_path, split, caplog, write, fold
     assert f"{folder}: masks in this folder are not used, because " in caplog.text
 
 
-def test_masks_have_the_size_of_the_whole_images(tmp_path, split):
-    write_nerfstudio(tmp_path / "mine", split)
-    mask_nerfstudio(tmp_path / "mine", some_masks())
-    averaged = voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=3).test.masks
-    write_shrunk(tmp_path / "mine", 3, size=(33, 33))
-    assert torch.equal(voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=3).test.masks, averaged)
+def test_masks_have_the_size_of_the_whole_images(mine):
+    mask_nerfstudio(mine, some_masks())
+    averaged = voxelfield.load_scene(mine, holdout=4, downscale=3).test.masks
+    write_shrunk(mine, 3, size=(33, 33))
+    assert torch.equal(voxelfield.load_scene(mine, holdout=4, downscale=3).test.masks, averaged)
 
 
 def write_blender(folder: Path, split: Split) -> None:
@@ -618,18 +625,16 @@ def test_masks_may_be_in_any_channel(tmp_path, split, kind):
     assert torch.equal(grey, other)
 
 
-def test_masks_and_shrunk_images_may_have_names_in_the_other_form_of_unicode(tmp_path, split):
-    write_nerfstudio(tmp_path / "mine", split)
-    (tmp_path / "mine" / "images_2").mkdir()
+def test_masks_and_shrunk_images_may_have_names_in_the_other_form_of_unicode(mine):
+    (mine / "images_2").mkdir()
     composed, parted = (unicodedata.normalize(form, "\u00e9") for form in ("NFC", "NFD"))
-    for path in list((tmp_path / "mine" / "images").iterdir()):
+    for path in list((mine / "images").iterdir()):
         renamed = path.rename(path.with_stem(path.stem + composed))
         Image.new("L", Image.open(renamed).size, 255).save(path.with_stem(f"{path.stem}{parted}_mask"))
         shrunk = Image.new("RGB", (50, 50), "red")
-        shrunk.save(tmp_path / "mine" / "images_2" / f"{path.stem}{parted}.png")
-    rename = in_json(lambda c: [f.update(file_path=f["file_path"][:-4] + composed) for f in c["frames"]], "")
-    rename[1](tmp_path / "mine")
-    train = voxelfield.load_scene(tmp_path / "mine", downscale=2).train
+        shrunk.save(mine / "images_2" / f"{path.stem}{parted}.png")
+    spoil_json(mine, lambda c: [f.update(file_path=f["file_path"][:-4] + composed) for f in c["frames"]])
+    train = voxelfield.load_scene(mine, downscale=2).train
     assert train.masks is not None
     assert bool((train.images[..., 0] == 255).all())
 
@@ -655,22 +660,21 @@ def test_cameras_may_be_far_from_the_origin_but_not_from_one_another(tmp_path, s
 
     write_nerfstudio(tmp_path / "near", split)
     write_nerfstudio(tmp_path / "far", split)
-    in_json(shift, "")[1](tmp_path / "far")
+    spoil_json(tmp_path / "far", shift)
     near, far = (voxelfield.load_scene(tmp_path / name) for name in ("near", "far"))
     moved = far.train.cameras.c2w[:, :3, 3] + torch.tensor(far.origin, dtype=torch.float64) - northing
     torch.testing.assert_close(moved, near.train.cameras.c2w[:, :3, 3].double(), rtol=0, atol=1e-5)
 
 
-def test_panoramas_are_read_without_a_warning_of_pillow(tmp_path, split, monkeypatch):
-    write_nerfstudio(tmp_path / "mine", split)
+def test_panoramas_are_read_without_a_warning_of_pillow(mine, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 6000)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        voxelfield.load_scene(tmp_path / "mine")
-        read_capture(tmp_path / "mine")
+        voxelfield.load_scene(mine)
+        read_capture(mine)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4000)
     with pytest.raises(ValueError, match="exceeds limit of 8000 pixels: shrink the file itself"):
-        voxelfield.load_scene(tmp_path / "mine")
+        voxelfield.load_scene(mine)
 
 
 @pytest.mark.parametrize("write", [write_nerfstudio, write_nsvf])
@@ -706,22 +710,20 @@ def test_a_file_may_list_its_splits(tmp_path, split):
     ]
 
 
-def test_without_a_holdout_there_is_no_test_split(tmp_path, split):
-    write_nerfstudio(tmp_path / "mine", split)
-    scene = voxelfield.load_scene(tmp_path / "mine", holdout=0)
+def test_without_a_holdout_there_is_no_test_split(mine):
+    scene = voxelfield.load_scene(mine, holdout=0)
     assert list(scene.splits) == ["train"]
     assert len(scene.train) == 10
 
 
-def test_missing_images_are_left_out_before_views_are_held_out(tmp_path, split, caplog):
-    write_nerfstudio(tmp_path / "mine", split)
+def test_missing_images_are_left_out_before_views_are_held_out(mine, caplog):
     for name in ("view_00", "view_01"):
-        (tmp_path / "mine" / "images" / f"{name}.png").unlink()
-    scene = voxelfield.load_scene(tmp_path / "mine", holdout=4)
+        (mine / "images" / f"{name}.png").unlink()
+    scene = voxelfield.load_scene(mine, holdout=4)
     assert scene.test.names == ("view_02", "view_06")
     assert "2 of 10 images are missing, the first is" in caplog.text
     with pytest.raises(FileNotFoundError, match="2 of 10 images are missing"):
-        voxelfield.load_scene(tmp_path / "mine", missing_images="error")
+        voxelfield.load_scene(mine, missing_images="error")
 
 
 def test_the_box_is_about_what_cameras_look_at():
@@ -759,302 +761,232 @@ def spoil_json(folder: Path, change: Callable[[dict], object]) -> None:
     file.write_text(json.dumps(content))
 
 
-def masked(write: Callable[[Path, Split], None], mask: np.ndarray) -> Callable[[Path, Split], None]:
-    """Returns what writes a nerfstudio capture with this mask for view_03."""
-
-    def write_both(folder: Path, split: Split) -> None:
-        write(folder, split)
-        mask_nerfstudio(folder, {"view_03": mask})
-
-    return write_both
-
-
-def save_view_03(mode: str, suffix: str = ".png") -> Callable[[Path], None]:
-    """Returns what replaces an image by one of another mode of Pillow, in a file that is still called *.png."""
-
-    def save(folder: Path) -> None:
-        with (folder / "images" / "view_03.png").open("wb") as file:
-            Image.new(mode, (100, 100)).save(file, Image.registered_extensions()[suffix])
-
-    return save
+# Captures with a fault: what writes them, what damages them then, and what is said of them.
 
 
 def in_json(change: Callable[[dict], object], message: str) -> tuple:
-    """A capture of nerfstudio with a change in its file, and what is said of it."""
+    """A capture of nerfstudio with a change in its file."""
     return write_nerfstudio, lambda folder: spoil_json(folder, change), message
 
 
+def keys(message: str, **changed: object) -> tuple:
+    """The same with other keys of the whole file."""
+    return in_json(lambda content: content.update(changed), message)
+
+
+def first(message: str, **changed: object) -> tuple:
+    """The same with other keys of the first frame."""
+    return in_json(lambda content: content["frames"][0].update(changed), message)
+
+
+def cell(row: int, column: int, value: float, message: str) -> tuple:
+    """The same with another number in the first pose."""
+    return in_json(lambda content: content["frames"][0]["transform_matrix"][row].__setitem__(column, value), message)
+
+
+def file_of(write: Callable[..., None], name: str, content: bytes | str, message: str) -> tuple:
+    """A capture in which a file has another content."""
+    as_bytes = content.encode() if isinstance(content, str) else content
+    return write, lambda folder: (folder / name).write_bytes(as_bytes), message
+
+
+def picture(content: bytes | str, message: str) -> tuple:
+    """A capture of nerfstudio with another file in place of an image."""
+    return file_of(write_nerfstudio, "images/view_03.png", content, f"view_03.png: unreadable image{message}")
+
+
+def picture_of(mode: str, message: str, suffix: str = ".png") -> tuple:
+    """The same with an image of another mode of Pillow, in a file that is still called *.png."""
+    file = io.BytesIO()
+    Image.new(mode, (100, 100)).save(file, Image.registered_extensions()[suffix])
+    return file_of(write_nerfstudio, "images/view_03.png", file.getvalue(), f"view_03.png: {message}")
+
+
+def rows(array: np.ndarray, message: str) -> tuple:
+    """A capture of LLFF with another array."""
+    return write_llff, lambda folder: np.save(folder / "poses_bounds.npy", array, allow_pickle=True), message
+
+
+def masked(mask: np.ndarray, message: str, content: bytes | None = None) -> tuple:
+    """A capture of nerfstudio with a mask of view_03, whose file may have another content."""
+
+    def add(folder: Path) -> None:
+        mask_nerfstudio(folder, {"view_03": mask})
+        if content is not None:
+            (folder / "masks" / "view_03.png").write_bytes(content)
+
+    return write_nerfstudio, add, f"masks/view_03.png: {message}"
+
+
+def written(write: Callable[..., None], message: str, **options: object) -> tuple:
+    """A capture that is written with other options."""
+    return partial(write, **options), lambda _: None, message
+
+
+NO_IMAGE = r" \(not a PNG, JPEG, WebP, TIFF or BMP image\)"
+BOMB = raw_png(60_000, 60_000, 8, b"")
+SCALED = "must be a rotation with a translation, with orthonormal axes"
 BAD = {
-    "term of a lens that is no number": in_json(
-        lambda c: c.update(k2=math.nan), "'k2' must be a finite number, got nan"
-    ),
-    "term of a lens too large for float32": in_json(
-        lambda c: c.update(k2=1e300), "Lens.coefficients must be finite, got .*1e[+]300"
-    ),
-    "pinhole that distorts": in_json(
-        lambda c: c.update(camera_model="PINHOLE", k1=0.1, p2=0.1),
+    "term of a lens that is no number": keys("'k2' must be a finite number, got nan", k2=math.nan),
+    "term of a lens too large for float32": keys("Lens.coefficients must be finite, got .*1e[+]300", k2=1e300),
+    "pinhole that distorts": keys(
         "'camera_model' must be OPENCV or FULL_OPENCV or OPENCV_FISHEYE for a lens with k1, p2, got 'PINHOLE'",
+        **{"camera_model": "PINHOLE", "k1": 0.1, "p2": 0.1},
     ),
-    "a term of another lens": in_json(
-        lambda c: c["frames"][3].update(k5=0.1), "'camera_model' must be FULL_OPENCV for a lens with k5, got 'OPENCV'"
+    "a term of another lens": first("'camera_model' must be FULL_OPENCV for a lens with k5, got 'OPENCV'", k5=0.1),
+    "terms of no lens": keys(
+        "'camera_model' must be that of one lens for a lens with k7, omega, got 'OPENCV'", omega=0.1, k7=0.1
     ),
-    "terms of no lens": in_json(
-        lambda c: c.update(omega=0.1, k7=0.1),
-        "'camera_model' must be that of one lens for a lens with k7, omega, got 'OPENCV'",
+    "a lens of instant-ngp that is not modelled": keys(
+        "'ftheta_p0' must be absent, got 0.0: undistort the images first", ftheta_p0=0.0
     ),
-    "a lens of instant-ngp that is not modelled": in_json(
-        lambda c: c.update(ftheta_p0=0.0), "'ftheta_p0' must be absent, got 0.0: undistort the images first"
+    "a fisheye of instant-ngp with another model": keys(
+        "'is_fisheye' must be False for 'camera_model' 'OPENCV', got True", is_fisheye=True, camera_model="OPENCV"
     ),
-    "a fisheye of instant-ngp with another model": in_json(
-        lambda c: c.update(is_fisheye=True, camera_model="OPENCV"),
-        "'is_fisheye' must be False for 'camera_model' 'OPENCV', got True",
-    ),
-    "a fisheye that is no truth value": in_json(
-        lambda c: c.update(is_fisheye=1), "'is_fisheye' must be true or false, got 1"
-    ),
-    "too few listed terms": in_json(
-        lambda c: c.update(distortion_params=[0.1, 0.2]), "'distortion_params' must be a list of 6 numbers, got "
-    ),
-    "listed terms of a lens that has none": in_json(
-        lambda c: c.update(camera_model="FOV", distortion_params=[0.1] * 6),
+    "a fisheye that is no truth value": keys("'is_fisheye' must be true or false, got 1", is_fisheye=1),
+    "too few listed terms": keys("'distortion_params' must be a list of 6 numbers, got ", distortion_params=[0.1, 0.2]),
+    "listed terms of a lens that has none": keys(
         "'distortion_params' must be absent or zeros for a field_of_view lens, got ",
+        **{"camera_model": "FOV", "distortion_params": [0.1] * 6},
     ),
-    "terms listed and named": in_json(
-        lambda c: c.update(k1=0.1, distortion_params=[0.1] * 6), "'distortion_params' must be absent beside k1, got "
+    "terms listed and named": keys(
+        "'distortion_params' must be absent beside k1, got ", k1=0.1, distortion_params=[0.1] * 6
     ),
-    "angle of a lens that is too large": in_json(
-        lambda c: c.update(camera_model="FOV", omega=3.5),
-        "transforms.json: Lens.coefficients: omega must be between -pi and pi, got 3.5",
+    "angle of a lens that is too large": keys(
+        "transforms.json: Lens.coefficients: omega must be between -pi and pi, got 3.5", camera_model="FOV", omega=3.5
     ),
-    "pose of another shape": in_json(
-        lambda c: c["frames"][0].update(transform_matrix=[[1]]), "must be a 4x4 matrix of numbers"
-    ),
+    "pose of another shape": first("must be a 4x4 matrix of numbers", transform_matrix=[[1]]),
     "time beyond float32": in_json(
         lambda c: [frame.update(time=1e300) for frame in c["frames"]],
         "'time' must be a number up to 1e[+]30, got 1e[+]300",
     ),
-    "huge unit of depths": in_json(
-        lambda c: c.update(depth_unit_scale_factor=1e38),
-        "'depth_unit_scale_factor' must be a number up to 1e[+]30, got 1e[+]38",
+    "huge unit of depths": keys(
+        "'depth_unit_scale_factor' must be a number up to 1e[+]30, got 1e[+]38", depth_unit_scale_factor=1e38
     ),
-    "name that ends in a line break": in_json(
-        lambda c: c["frames"][3].update(file_path="images/view_03.png\n"),
-        r"'file_path' must be a valid file path, got 'images/view_03.png\\n'",
+    "name that ends in a line break": first(
+        r"'file_path' must be a valid file path, got 'images/view_03.png\\n'", file_path="images/view_03.png\n"
     ),
-    "scaled pose": in_json(
-        lambda c: c["frames"][0].update(transform_matrix=(2 * np.eye(4)).tolist()),
-        "must be a rotation with a translation, with orthonormal axes",
+    "scaled pose": first(SCALED, transform_matrix=(2 * np.eye(4)).tolist()),
+    "mirrored pose": first("not a mirror image", transform_matrix=np.diag([1, 1, -1, 1]).tolist()),
+    "unknown image in a split": keys(
+        "'train_filenames' must name images of 'frames', got 'images/none.png'", train_filenames=["images/none.png"]
     ),
-    "mirrored pose": in_json(
-        lambda c: c["frames"][0].update(transform_matrix=np.diag([1, 1, -1, 1]).tolist()), "not a mirror image"
-    ),
-    "unknown image in a split": in_json(
-        lambda c: c.update(train_filenames=["images/none.png"]),
-        "'train_filenames' must name images of 'frames', got 'images/none.png'",
-    ),
-    "zero-byte image": (
-        write_nerfstudio,
-        lambda f: (f / "images" / "view_03.png").write_bytes(b""),
-        "view_03.png: unreadable image",
-    ),
+    "zero-byte image": picture(b"", ""),
     "truncated image": (
         write_nerfstudio,
         lambda f: (f / "images" / "view_03.png").write_bytes((f / "images" / "view_02.png").read_bytes()[:2000]),
         r"view_03.png: unreadable image \(.*truncated",
     ),
-    "text called an image": (
-        write_nerfstudio,
-        lambda f: (f / "images" / "view_03.png").write_text("not a picture"),
-        r"view_03.png: unreadable image \(not a PNG, JPEG, WebP, TIFF or BMP image\)",
-    ),
-    "image bomb": (
-        write_nerfstudio,
-        lambda f: (f / "images" / "view_03.png").write_bytes(raw_png(60_000, 60_000, 8, b"")),
-        r"view_03.png: unreadable image \(Image size \(3600000000 pixels\) exceeds limit",
-    ),
+    "text called an image": picture("not a picture", NO_IMAGE),
+    "image bomb": picture(BOMB, r" \(Image size \(3600000000 pixels\) exceeds limit"),
     "first image is a bomb": (
         write_nerfstudio,
-        lambda f: [path.write_bytes(raw_png(60_000, 60_000, 8, b"")) for path in (f / "images").iterdir()],
+        lambda f: [path.write_bytes(BOMB) for path in (f / "images").iterdir()],
         r"unreadable image \(Image size \(3600000000 pixels\) exceeds limit",
     ),
-    "16-bit grey image": (
-        write_nerfstudio,
-        save_view_03("I;16"),
-        r"view_03.png: unreadable image \(must be RGB with 8 or 16 bits .* got grey with 16 bits: convert",
+    "16-bit grey image": picture_of(
+        "I;16", r"unreadable image \(must be RGB with 8 or 16 bits .* got grey with 16 bits: convert"
     ),
-    "CMYK image": (
-        write_nerfstudio,
-        save_view_03("CMYK", ".jpg"),
-        r"view_03.png: unreadable image \(must be RGB with 8 or 16 bits .* got Pillow's mode CMYK: convert",
+    "CMYK image": picture_of(
+        "CMYK", r"unreadable image \(must be RGB with 8 or 16 bits .* got Pillow's mode CMYK: convert", ".jpg"
     ),
-    "one opaque image among transparent ones": (
-        write_nerfstudio,
-        save_view_03("RGB"),
-        "view_03.png: must have an alpha channel, as others have that show an object .*, got none: cut",
+    "one opaque image among transparent ones": picture_of(
+        "RGB", "must have an alpha channel, as others have that show an object .*, got none: cut"
     ),
-    "pose of zeros": in_json(
-        lambda c: c["frames"][0].update(transform_matrix=np.zeros((4, 4)).tolist()),
-        "must be a rotation with a translation, with orthonormal axes",
+    "pose of zeros": first(SCALED, transform_matrix=np.zeros((4, 4)).tolist()),
+    "pose of 1e30": first(SCALED, transform_matrix=(1e30 * np.eye(4)).tolist()),
+    "camera at 1e30": cell(
+        *(1, 3, 1e30), r"must lie within 1e[+]06 world units of the other cameras \(shift and scale the scene\)"
     ),
-    "pose of 1e30": in_json(
-        lambda c: c["frames"][0].update(transform_matrix=(1e30 * np.eye(4)).tolist()),
-        "must be a rotation with a translation, with orthonormal axes",
+    "pose with another last row": cell(3, 3, 2, r"must have \(0, 0, 0, 1\) as its last row, got "),
+    "number of 400 digits": keys(r"'fl_x' must be a finite number, got 10+\.\.\.0+$", fl_x=10**400),
+    "number of 400 digits in a pose": cell(0, 0, 10**400, r"must be a 4x4 matrix of numbers, got \[\[10+\.\.\."),
+    "focal length too large for float32": keys(
+        "focal lengths must be finite and at least 0.001 pixels, and the principal point within", fl_x=1e200
     ),
-    "camera at 1e30": in_json(
-        lambda c: c["frames"][0]["transform_matrix"][1].__setitem__(3, 1e30),
-        r"must lie within 1e[+]06 world units of the other cameras \(shift and scale the scene\)",
-    ),
-    "pose with another last row": in_json(
-        lambda c: c["frames"][0]["transform_matrix"].__setitem__(3, [0, 0, 0, 2]),
-        r"must have \(0, 0, 0, 1\) as its last row, got ",
-    ),
-    "number of 400 digits": in_json(
-        lambda c: c.update(fl_x=10**400), r"'fl_x' must be a finite number, got 10+\.\.\.0+$"
-    ),
-    "number of 400 digits in a pose": in_json(
-        lambda c: c["frames"][0]["transform_matrix"][0].__setitem__(0, 10**400),
-        r"must be a 4x4 matrix of numbers, got \[\[10+\.\.\.",
-    ),
-    "focal length too large for float32": in_json(
-        lambda c: c.update(fl_x=1e200),
-        "focal lengths must be finite and at least 0.001 pixels, and the principal point within",
-    ),
-    "focal length near zero": in_json(
-        lambda c: c.update(fl_x=1e-9),
+    "focal length near zero": keys(
         r"focal lengths must be finite and at least 0.001 pixels, .* got \[1e-09, .*\] as fl_x, fl_y, cx, cy$",
+        fl_x=1e-9,
     ),
-    "field of view near zero": in_json(
-        lambda c: [c.pop("fl_x", None), c.update(camera_angle_x=1e-320)],
-        "'camera_angle_x' must be radians between 0 and pi, got 1e-320$",
+    "field of view near zero": keys(
+        "'camera_angle_x' must be radians between 0 and pi, got 1e-320$", fl_x=None, camera_angle_x=1e-320
     ),
-    "deep JSON": (
-        write_nerfstudio,
-        lambda f: (f / "transforms.json").write_text(100_000 * "["),
-        "not valid JSON",
+    "deep JSON": file_of(write_nerfstudio, "transforms.json", 100_000 * "[", "not valid JSON"),
+    "deep pose": first("must be a 4x4 matrix of numbers, got", transform_matrix=json.loads(200 * "[" + 200 * "]")),
+    "path of 10,000 characters": first(
+        r"'file_path' must be a valid file path, got 'x+\.\.\.x+'$", file_path=10_000 * "x"
     ),
-    "deep pose": in_json(
-        lambda c: c["frames"][0].update(transform_matrix=json.loads(200 * "[" + 200 * "]")),
-        "must be a 4x4 matrix of numbers, got",
+    "path with a zero": first(r"'file_path' must be a valid file path, got 'a\\x00b'$", file_path="a\0b"),
+    "camera model that is no name": keys(r"'camera_model' must be one of .*, got \[\]", camera_model=[]),
+    "mask of another size": masked(
+        np.ones((50, 60), dtype=np.uint8), "size must be 100x100, like that of its image, got 60x50"
     ),
-    "path of 10,000 characters": in_json(
-        lambda c: c["frames"][0].update(file_path=10_000 * "x"),
-        r"'file_path' must be a valid file path, got 'x+\.\.\.x+'$",
+    "black mask": masked(
+        np.zeros((100, 100), dtype=np.uint8), "must leave some pixels of the image, got a mask that leaves none"
     ),
-    "path with a zero": in_json(
-        lambda c: c["frames"][0].update(file_path="a\0b"), r"'file_path' must be a valid file path, got 'a\\x00b'$"
-    ),
-    "camera model that is no name": in_json(
-        lambda c: c.update(camera_model=[]), r"'camera_model' must be one of .*, got \[\]"
-    ),
-    "mask of another size": (
-        masked(write_nerfstudio, np.ones((50, 60), dtype=np.uint8)),
-        lambda f: None,
-        "masks/view_03.png: size must be 100x100, like that of its image, got 60x50",
-    ),
-    "black mask": (
-        masked(write_nerfstudio, np.zeros((100, 100), dtype=np.uint8)),
-        lambda f: None,
-        "masks/view_03.png: must leave some pixels of the image, got a mask that leaves none",
-    ),
-    "mask that is no image": (
-        masked(write_nerfstudio, np.zeros((100, 100), dtype=np.uint8)),
-        lambda f: (f / "masks" / "view_03.png").write_text("no mask"),
-        r"masks/view_03.png: unreadable image \(not a PNG, JPEG, WebP, TIFF or BMP image\)",
-    ),
-    "mask that is no path": in_json(
-        lambda c: c["frames"][0].update(mask_path=3), "'mask_path' of frame 0 must be a path, got 3"
-    ),
+    "mask that is no image": masked(np.zeros((100, 100), dtype=np.uint8), f"unreadable image{NO_IMAGE}", b"no mask"),
+    "mask that is no path": first("'mask_path' of frame 0 must be a path, got 3", mask_path=3),
     "an image of another shape than its camera's": (
         write_nerfstudio,
         lambda f: Image.new("RGB", (50, 60)).save(f / "images" / "view_03.png"),
         r"view_03.png: size must be in proportion to 100x100 \(from 'w' and 'h' in .*\), got 50x60: is it cropped",
     ),
-    "no NumPy array": (
-        write_llff,
-        lambda f: (f / "poses_bounds.npy").write_bytes(b"\x93NUMPY"),
-        "poses_bounds.npy: not a NumPy array",
-    ),
-    "array of objects": (
-        write_llff,
-        lambda f: np.save(f / "poses_bounds.npy", np.array([{}]), allow_pickle=True),
-        "poses_bounds.npy: not a NumPy array",
-    ),
-    "array of another shape": (
-        write_llff,
-        lambda f: np.save(f / "poses_bounds.npy", np.zeros((10, 15))),
-        r"must be an array of numbers of shape \(N, 17\), got \(10, 15\)",
+    "no NumPy array": file_of(write_llff, "poses_bounds.npy", b"\x93NUMPY", "poses_bounds.npy: not a NumPy array"),
+    "array of objects": rows(np.array([{}]), "poses_bounds.npy: not a NumPy array"),
+    "array of another shape": rows(
+        np.zeros((10, 15)), r"must be an array of numbers of shape \(N, 17\), got \(10, 15\)"
     ),
     "fewer images than rows": (
         write_llff,
         lambda f: (f / "images" / "view_03.png").unlink(),
         "must have a row for each image, got 10 rows and 9 images",
     ),
-    "depths in the wrong order": (
-        lambda f, split: write_llff(f, split, near=7.0),
-        lambda f: None,
-        "the farthest beyond the nearest",
-    ),
-    "damaged model": (
-        write_colmap,
-        lambda f: (f / "sparse" / "0" / "cameras.bin").write_bytes(b"\1\2"),
-        "cameras.bin: must be complete, got a truncated file",
+    "depths in the wrong order": written(write_llff, "the farthest beyond the nearest", near=7.0),
+    "damaged model": file_of(
+        write_colmap, "sparse/0/cameras.bin", b"\1\2", "cameras.bin: must be complete, got a truncated file"
     ),
     "name of an image that is not UTF-8": (
-        lambda f, split: write_colmap(f, split, binary=False),
+        partial(write_colmap, binary=False),
         lambda f: (f / "sparse" / "0" / "images.txt").write_bytes(
             (f / "sparse" / "0" / "images.txt").read_bytes().replace(b"view_03", b"view_\xff3")
         ),
         "names of images must be UTF-8, got b'view_",
     ),
-    "singular matrix": (
-        lambda f, split: write_neus(f, split, world_mat_3=np.ones((4, 4))),
-        lambda f: None,
-        "world_mat_3 must project space to an image, got a singular matrix",
+    "singular matrix": written(
+        write_neus, "world_mat_3 must project space to an image, got a singular matrix", world_mat_3=np.ones((4, 4))
     ),
-    "matrix with a skew": (
-        lambda f, split: write_neus(f, split, world_mat_3=np.array([[9, 1, 3, 0], [0, 9, 2, 0], [0, 0, 1, 600.0]])),
-        lambda f: None,
+    "matrix with a skew": written(
+        write_neus,
         "world_mat_3 must be that of a camera without skew, got 1 beside a focal length of 9",
+        world_mat_3=np.array([[9, 1, 3, 0], [0, 9, 2, 0], [0, 0, 1, 600.0]]),
     ),
-    "matrix that is not finite": (
-        lambda f, split: write_neus(f, split, world_mat_3=np.full((4, 4), np.nan)),
-        lambda f: None,
+    "matrix that is not finite": written(
+        write_neus,
         r"cameras_sphere.npz: must be a NumPy archive of matrices world_mat_0, ... \(world_mat_3 must be finite\)",
+        world_mat_3=np.full((4, 4), np.nan),
     ),
-    "matrix of objects": (
-        lambda f, split: write_neus(f, split, world_mat_3=np.array([{}])),
-        lambda f: None,
-        "cameras_sphere.npz: must be a NumPy archive of matrices .*allow_pickle",
+    "matrix of objects": written(
+        write_neus, "cameras_sphere.npz: must be a NumPy archive of matrices .*allow_pickle", world_mat_3=np.array([{}])
     ),
-    "matrix of another shape": (
-        lambda f, split: write_neus(f, split, world_mat_3=np.ones(12)),
-        lambda f: None,
-        r"world_mat_3 must be 3x4 or 4x4 numbers, got \(12,\)",
+    "matrix of another shape": written(
+        write_neus, r"world_mat_3 must be 3x4 or 4x4 numbers, got \(12,\)", world_mat_3=np.ones(12)
     ),
     "no matrices": (
         write_neus,
         lambda f: np.savez(f / "cameras_sphere.npz", a=np.eye(4)),
         "must hold a matrix world_mat_0, ... for each image, got none",
     ),
-    "no archive": (
+    "no archive": file_of(
+        write_neus, "cameras_sphere.npz", b"PK", "cameras_sphere.npz: must be a NumPy archive of matrices"
+    ),
+    "two spheres": written(
+        write_neus, "scale_mat_3 must be the same as that of the other images", scale_mat_3=np.eye(4)
+    ),
+    "no sphere": written(write_neus, "must have a scale_mat for each world_mat, got none for 3", scale_mat_3=None),
+    "ellipsoid": written(
         write_neus,
-        lambda f: (f / "cameras_sphere.npz").write_bytes(b"PK"),
-        "cameras_sphere.npz: must be a NumPy archive of matrices",
-    ),
-    "two spheres": (
-        lambda f, split: write_neus(f, split, scale_mat_3=np.eye(4)),
-        lambda f: None,
-        "scale_mat_3 must be the same as that of the other images",
-    ),
-    "no sphere": (
-        lambda f, split: write_neus(f, split, scale_mat_3=None),
-        lambda f: None,
-        "must have a scale_mat for each world_mat, got none for 3",
-    ),
-    "ellipsoid": (
-        lambda f, split: write_neus(f, split, **{f"scale_mat_{i}": np.diag([1, 2, 1, 1.0]) for i in range(10)}),
-        lambda f: None,
         "scale_mat must scale all axes alike",
+        **{f"scale_mat_{index}": np.diag([1, 2, 1, 1.0]) for index in range(10)},
     ),
     "fewer images than matrices": (
         write_neus,
@@ -1062,7 +994,7 @@ BAD = {
         "image: must hold an image for each of 10 cameras in cameras_sphere.npz, got 9 images, whose names are not",
     ),
     "mask of another size than its image": (
-        lambda f, split: write_neus(f, split, masks=True),
+        partial(write_neus, masks=True),
         lambda f: Image.new("L", (50, 60)).save(f / "mask" / "003.png"),
         "mask/003.png: size must be 100x100, like that of its image, got 50x60",
     ),
@@ -1071,14 +1003,11 @@ BAD = {
         lambda f: [Image.new("RGB", (50, 40)).save(path) for path in (f / "image").iterdir()],
         r"the principal point \(52, 47.5\) belongs to, got 50x40: was the image resized\?",
     ),
-    "pose that is no matrix": (
-        write_nsvf,
-        lambda f: (f / "pose" / "0_view_03.txt").write_text("1 2 3"),
-        "0_view_03.txt: must hold a 4x4 matrix, got 3 numbers",
+    "pose that is no matrix": file_of(
+        write_nsvf, "pose/0_view_03.txt", "1 2 3", "0_view_03.txt: must hold a 4x4 matrix, got 3 numbers"
     ),
-    "pose that is no rotation": (
-        write_nsvf,
-        lambda f: np.savetxt(f / "pose" / "0_view_03.txt", np.zeros((4, 4))),
+    "pose that is no rotation": file_of(
+        *(write_nsvf, "pose/0_view_03.txt", 4 * "0 0 0 0\n"),
         r"/pose/0_view_03\.txt: pose with OpenGL's axes must be a rotation",
     ),
     "pose of no split": (
@@ -1086,61 +1015,43 @@ BAD = {
         lambda f: (f / "pose" / "0_view_03.txt").rename(f / "pose" / "view_03.txt"),
         "must begin with 0, 1 or 2, got 'view_03.txt'",
     ),
-    "words among numbers": (
-        write_nsvf,
-        lambda f: (f / "intrinsics.txt").write_text("focal 3"),
-        "intrinsics.txt: must hold numbers only",
+    "words among numbers": file_of(write_nsvf, "intrinsics.txt", "focal 3", "intrinsics.txt: must hold numbers only"),
+    "intrinsics of another count": file_of(
+        write_nsvf, "intrinsics.txt", "1 2 3", "must hold a 4x4 matrix, or the 11 numbers of SRN's format, got 3"
     ),
-    "intrinsics of another count": (
-        write_nsvf,
-        lambda f: (f / "intrinsics.txt").write_text("1 2 3"),
-        "must hold a 4x4 matrix, or the 11 numbers of SRN's format, got 3",
+    "focal length below 0": file_of(
+        *(write_nsvf, "intrinsics.txt", "-1 2 3 0 0 0 0 0 1 100 100"), "focal lengths and sizes must be above 0 pixels"
     ),
-    "focal length below 0": (
-        write_nsvf,
-        lambda f: (f / "intrinsics.txt").write_text("-1 2 3 0 0 0 0 0 1 100 100"),
-        "focal lengths and sizes must be above 0 pixels",
+    "box that is not finite": file_of(
+        write_nsvf, "bbox.txt", "nan 0 0 1 1 1", "bbox.txt: must hold finite numbers only"
     ),
-    "box that is not finite": (
-        write_nsvf,
-        lambda f: (f / "bbox.txt").write_text("nan 0 0 1 1 1"),
-        "bbox.txt: must hold finite numbers only",
-    ),
-    "box of four numbers": (
-        write_nsvf,
-        lambda f: (f / "bbox.txt").write_text("0 0 1 1"),
+    "box of four numbers": file_of(
+        *(write_nsvf, "bbox.txt", "0 0 1 1"),
         "bbox.txt: must hold the two corners of a box, and optionally a voxel size, got 4",
     ),
-    "box without a height": (
-        write_nsvf,
-        lambda f: (f / "bbox.txt").write_text("0 0 0 1 1 0"),
+    "box without a height": file_of(
+        *(write_nsvf, "bbox.txt", "0 0 0 1 1 0"),
         r"bbox\.txt: must hold the low and the high corner of a box, at least 1e-06 apart .*, got \[\[0",
     ),
-    "box whose corners are swapped": (
-        write_nsvf,
-        lambda f: (f / "bbox.txt").write_text("1 1 1 -1 -1 -1"),
-        r"bbox\.txt: must hold the low and the high corner of a box",
+    "box whose corners are swapped": file_of(
+        *(write_nsvf, "bbox.txt", "1 1 1 -1 -1 -1"), r"bbox\.txt: must hold the low and the high corner of a box"
     ),
-    "box beyond float32": (
-        write_nsvf,
-        lambda f: (f / "bbox.txt").write_text("0 0 0 1e300 1 1"),
+    "box beyond float32": file_of(
+        *(write_nsvf, "bbox.txt", "0 0 0 1e300 1 1"),
         r"bbox\.txt: must hold .* within 1e\+06 world units of the origin, got",
     ),
-    "camera with a term too large for float32": (
-        lambda f, split: write_colmap(f, split, model="RADIAL", k2=1e300),
-        lambda f: None,
-        "camera 1: Lens.coefficients must be finite, got .*1e[+]300",
+    "camera with a term too large for float32": written(
+        write_colmap, "camera 1: Lens.coefficients must be finite, got .*1e[+]300", model="RADIAL", k2=1e300
     ),
 }
 
 
-def test_an_image_without_alpha_may_stand_among_opaque_ones(tmp_path, split):
-    write_nerfstudio(tmp_path / "mine", split)
-    for index, path in enumerate(sorted((tmp_path / "mine" / "images").iterdir())):
+def test_an_image_without_alpha_may_stand_among_opaque_ones(mine):
+    for index, path in enumerate(sorted((mine / "images").iterdir())):
         with Image.open(path) as image:
             flat = image.convert("RGB")
         (flat if index == 3 else flat.convert("RGBA")).save(path)
-    assert (voxelfield.load_scene(tmp_path / "mine", holdout=0).train.images[..., 3] == 255).all()
+    assert (voxelfield.load_scene(mine, holdout=0).train.images[..., 3] == 255).all()
 
 
 @pytest.mark.parametrize("before", ["{folder}/", "./images/../"])
@@ -1156,19 +1067,16 @@ def test_paths_inside_of_the_folder_are_read(tmp_path, split, before):
     assert torch.equal(voxelfield.load_scene(folder, holdout=0).train.images, split.images)
 
 
-def test_poses_within_a_thousandth_of_orthonormal_are_read(tmp_path, split):
-    write_nerfstudio(tmp_path / "mine", split)
+def test_poses_within_a_thousandth_of_orthonormal_are_read(mine, split):
     scale = np.array([[1 + 4e-4] * 3 + [1]] * 3 + [[1] * 4])
     spoil_json(
-        tmp_path / "mine",
-        lambda c: c["frames"][3].update(transform_matrix=(scale * c["frames"][3]["transform_matrix"]).tolist()),
+        mine, lambda c: c["frames"][3].update(transform_matrix=(scale * c["frames"][3]["transform_matrix"]).tolist())
     )
-    assert len(voxelfield.load_scene(tmp_path / "mine", holdout=0).train) == len(split)
+    assert len(voxelfield.load_scene(mine, holdout=0).train) == len(split)
 
 
-def test_rotations_that_one_factor_scales_are_divided_by_it(tmp_path, split, caplog):
-    write_nerfstudio(tmp_path / "mine", split)
-    wanted = voxelfield.load_scene(tmp_path / "mine", holdout=0).train.cameras.c2w
+def test_rotations_that_one_factor_scales_are_divided_by_it(mine, caplog):
+    wanted = voxelfield.load_scene(mine, holdout=0).train.cameras.c2w
 
     def scale(content: dict) -> None:
         for frame in content["frames"]:
@@ -1176,33 +1084,31 @@ def test_rotations_that_one_factor_scales_are_divided_by_it(tmp_path, split, cap
             scaled[:3, :3] *= 0.21
             frame["transform_matrix"] = scaled.tolist()
 
-    spoil_json(tmp_path / "mine", scale)
-    found = voxelfield.load_scene(tmp_path / "mine", holdout=0).train.cameras.c2w
+    spoil_json(mine, scale)
+    found = voxelfield.load_scene(mine, holdout=0).train.cameras.c2w
     assert torch.allclose(found, wanted, atol=1e-6)
     (record,) = caplog.records
     assert "all rotations are scaled by 0.21 and are divided by it" in record.getMessage()
 
 
-def test_test_views_that_are_training_views_are_left_out(tmp_path, split, caplog):
-    write_nerfstudio(tmp_path / "mine", split)
+def test_test_views_that_are_training_views_are_left_out(mine, split, caplog):
     names = [f"images/{name}.png" for name in split.names]
-    spoil_json(tmp_path / "mine", lambda c: c.update(train_filenames=names[2:], test_filenames=names[:2]))
-    images = tmp_path / "mine" / "images"
+    spoil_json(mine, lambda c: c.update(train_filenames=names[2:], test_filenames=names[:2]))
+    images = mine / "images"
     (images / f"{split.names[1]}.png").write_bytes((images / f"{split.names[4]}.png").read_bytes())
     for splits in (None, ["test"]):
         caplog.clear()
-        assert voxelfield.load_scene(tmp_path / "mine", splits=splits).test.names == split.names[:1]
+        assert voxelfield.load_scene(mine, splits=splits).test.names == split.names[:1]
         (told,) = (message for message in caplog.messages if "byte for byte" in message)
         assert "1 of 2 test views are byte for byte training views" in told
         assert f"the first {split.names[1]}.png like {split.names[4]}.png: they are left out" in told
-    spoil_json(tmp_path / "mine", lambda c: [frame.update(time=index) for index, frame in enumerate(c["frames"])])
-    assert len(voxelfield.load_scene(tmp_path / "mine").test) == 2, "nothing moved between two times"
+    spoil_json(mine, lambda c: [frame.update(time=index) for index, frame in enumerate(c["frames"])])
+    assert len(voxelfield.load_scene(mine).test) == 2, "nothing moved between two times"
 
 
-def test_frames_that_are_repeated_are_read_once(tmp_path, split, caplog):
-    write_nerfstudio(tmp_path / "mine", split)
-    spoil_json(tmp_path / "mine", lambda c: c.update(frames=c["frames"] + 1000 * c["frames"][:1]))
-    assert voxelfield.load_scene(tmp_path / "mine", holdout=0).train.names == split.names
+def test_frames_that_are_repeated_are_read_once(mine, split, caplog):
+    spoil_json(mine, lambda c: c.update(frames=c["frames"] + 1000 * c["frames"][:1]))
+    assert voxelfield.load_scene(mine, holdout=0).train.names == split.names
     (record,) = caplog.records
     assert f"1000 of {1000 + len(split)} frames are repetitions, which are left out" in record.getMessage()
 
@@ -1215,19 +1121,17 @@ def test_a_huge_image_is_refused_before_its_pixels_are_read(tmp_path, split, mon
         voxelfield.load_scene(tmp_path / "mine")
 
 
-def test_intrinsics_are_checked_before_pixels_are_read(tmp_path, split, monkeypatch):
-    write_nerfstudio(tmp_path / "mine", split)
-    spoil_json(tmp_path / "mine", lambda c: [c.pop(key) for key in ("fl_x", "fl_y")])
+def test_intrinsics_are_checked_before_pixels_are_read(mine, monkeypatch):
+    spoil_json(mine, lambda c: [c.pop(key) for key in ("fl_x", "fl_y")])
     monkeypatch.setattr(images, "_decode", lambda *_: pytest.fail("pixels were read"))
     with pytest.raises(ValueError, match="key 'camera_angle_x' is missing"):
-        voxelfield.load_scene(tmp_path / "mine")
+        voxelfield.load_scene(mine)
 
 
-def test_long_reading_is_told(tmp_path, split, monkeypatch, caplog):
-    write_nerfstudio(tmp_path / "mine", split)
+def test_long_reading_is_told(mine, split, monkeypatch, caplog):
     monkeypatch.setattr(progress, "_LINE_EVERY", 0.0)
     with caplog.at_level(logging.INFO):
-        voxelfield.load_scene(tmp_path / "mine", holdout=0)
+        voxelfield.load_scene(mine, holdout=0)
     assert f"reading images 5/{len(split)} (" in caplog.text
 
 

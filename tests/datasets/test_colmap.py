@@ -49,6 +49,12 @@ def write_model(folder: Path, names: Sequence[str] = NAMES, binary: bool = False
             path.unlink()
 
 
+def write_capture(folder: Path, names: Sequence[str] = NAMES, binary: bool = False) -> None:
+    """Writes all images and a model of those with some names."""
+    write_images(folder / "images")
+    write_model(folder / "sparse" / "0", names, binary)
+
+
 def reds(folder: Path, **options: object) -> list[int]:
     """Returns the red of each image that is loaded."""
     return voxelfield.load_scene(folder, holdout=0, splits=None, **options).train.images[:, 0, 0, 0].tolist()
@@ -74,8 +80,7 @@ def test_the_model_with_the_most_images_is_read_unless_another_is_named(tmp_path
 
 
 def test_a_model_whose_images_cannot_be_counted_is_not_chosen(tmp_path):
-    write_images(tmp_path / "images")
-    write_model(tmp_path / "sparse" / "0", NAMES[:1])
+    write_capture(tmp_path, NAMES[:1])
     write_model(tmp_path / "sparse" / "1", binary=True)
     (tmp_path / "sparse" / "1" / "images.bin").write_bytes(b"")
     assert reds(tmp_path) == [0]
@@ -105,8 +110,7 @@ def test_a_model_beside_an_unusable_file_of_another_format_is_read(tmp_path, cap
 
 
 def test_a_named_model_is_read_in_spite_of_other_formats(tmp_path):
-    write_images(tmp_path / "images")
-    write_model(tmp_path / "sparse" / "0")
+    write_capture(tmp_path)
     frames = [{"file_path": "images/000.png", "transform_matrix": np.eye(4).tolist()}]
     (tmp_path / "transforms.json").write_text(json.dumps({"camera_angle_x": 0.8, "frames": frames}))
     scene = voxelfield.load_scene(tmp_path, holdout=0)
@@ -116,8 +120,7 @@ def test_a_named_model_is_read_in_spite_of_other_formats(tmp_path):
 
 
 def test_a_capture_is_that_of_the_model_and_photographs_without_a_pose_are_named(tmp_path, caplog):
-    write_images(tmp_path / "images")
-    write_model(tmp_path / "sparse" / "0", NAMES[:3])
+    write_capture(tmp_path, NAMES[:3])
     write_model(tmp_path / "sparse" / "1", NAMES[:2])
     capture = read_capture(tmp_path)
     assert (capture.format, len(capture), len(capture.points)) == ("COLMAP", 3, 30)
@@ -163,10 +166,9 @@ def test_a_camera_of_the_image_as_exif_rotates_it_is_refused_with_the_cause(tmp_
     """COLMAP finds poses of the pixels as they are stored, other programs of rotated ones."""
     exif = Image.Exif()
     exif[0x0112] = orientation
-    (tmp_path / "images").mkdir()
+    write_capture(tmp_path)
     for name in NAMES:
         Image.new("RGB", (18, 24)).save(tmp_path / "images" / name, exif=exif)
-    write_model(tmp_path / "sparse" / "0")
     with pytest.raises(ValueError, match=r"images/00\d\.png: size must be .*24x18.*, got 18x24") as error:
         reds(tmp_path)
     assert ("EXIF rotates the image, but pixels are read as they are stored" in str(error.value)) == (orientation == 6)
@@ -175,9 +177,8 @@ def test_a_camera_of_the_image_as_exif_rotates_it_is_refused_with_the_cause(tmp_
 @pytest.mark.skipif(sys.platform == "win32", reason="has no named pipes in folders")
 @pytest.mark.parametrize("place", ["images", "masks"])
 def test_a_named_pipe_in_place_of_an_image_is_neither_waited_for_nor_called_missing(tmp_path, place):
-    write_model(tmp_path / "sparse" / "0")
-    for folder in ("images", "masks"):
-        write_images(tmp_path / folder)
+    write_capture(tmp_path)
+    write_images(tmp_path / "masks")
     (tmp_path / place / NAMES[3]).unlink()
     os.mkfifo(tmp_path / place / NAMES[3])
     with pytest.raises(ValueError, match=rf"{place}/003\.png: unreadable image .* must be a file, got a named pipe"):
@@ -193,8 +194,7 @@ def test_names_may_have_spaces_folders_and_backslashes(tmp_path, caplog):
 
 
 def test_names_may_be_relative_to_the_folder_around_the_images(tmp_path, caplog):
-    write_images(tmp_path / "images")
-    write_model(tmp_path / "sparse" / "0", [f"images/{name}" for name in NAMES[:7]])
+    write_capture(tmp_path, [f"images/{name}" for name in NAMES[:7]])
     assert reds(tmp_path) == list(range(0, 70, 10))
     assert "7 of 8 photographs in" in caplog.text
 
@@ -207,8 +207,7 @@ def test_names_may_have_another_suffix_or_case(tmp_path, caplog):
 
 
 def test_points_are_near_cameras_that_are_far_from_the_origin(tmp_path, caplog):
-    write_images(tmp_path / "images")
-    write_model(tmp_path / "sparse" / "0", binary=True)
+    write_capture(tmp_path, binary=True)
     model = pycolmap.Reconstruction(tmp_path / "sparse" / "0")
     model.transform(pycolmap.Sim3d(1.0, pycolmap.Rotation3d(), np.array([530000.0, 5400000.0, 40.0])))
     model.write_binary(tmp_path / "sparse" / "0")
@@ -227,8 +226,7 @@ def test_names_that_leave_the_folder_are_refused(tmp_path):
 
 @pytest.mark.parametrize("name", [b"", b"."])
 def test_names_that_name_no_file_are_refused(tmp_path, name):
-    write_images(tmp_path / "images")
-    write_model(tmp_path / "sparse" / "0", binary=True)
+    write_capture(tmp_path, binary=True)
     path = tmp_path / "sparse" / "0" / "images.bin"
     path.write_bytes(path.read_bytes().replace(NAMES[0].encode() + b"\0", name + b"\0"))
     with pytest.raises(
@@ -238,8 +236,7 @@ def test_names_that_name_no_file_are_refused(tmp_path, name):
 
 
 def test_points_that_cannot_lie_in_a_scene_are_left_out(tmp_path, caplog):
-    write_images(tmp_path / "images")
-    write_model(tmp_path / "sparse" / "0", binary=True)
+    write_capture(tmp_path, binary=True)
     model = pycolmap.Reconstruction(tmp_path / "sparse" / "0")
     for place in ((0.1, 0.2, 0.3), (math.nan, 0, 0), (0, -math.inf, 0), (0, 0, 1e30), (0.4, 0.5, 0.6)):
         model.add_point3D(np.array(place), pycolmap.Track(), np.array([1, 2, 3], dtype=np.uint8))
@@ -274,8 +271,7 @@ def test_masks_are_named_after_their_images(tmp_path, naming, around):
 @pytest.mark.parametrize("lacks", ["images", "cameras", "points3D"])
 @pytest.mark.parametrize("suffix", ["bin", "txt"])
 def test_the_files_that_a_model_lacks_are_named(tmp_path, lacks, suffix):
-    write_images(tmp_path / "images")
-    write_model(tmp_path / "sparse" / "0", binary=suffix == "bin")
+    write_capture(tmp_path, binary=suffix == "bin")
     (tmp_path / "sparse" / "0" / f"{lacks}.{suffix}").unlink()
     with pytest.raises(FileNotFoundError, match=rf"sparse/0: must have cameras, .*, got no {lacks}\.{suffix}$"):
         voxelfield.load_scene(tmp_path)
@@ -283,8 +279,7 @@ def test_the_files_that_a_model_lacks_are_named(tmp_path, lacks, suffix):
 
 @pytest.mark.parametrize("place", ["sparse/1", "sparse", "colmap/sparse/0"])
 def test_a_model_without_images_stands_in_the_way_of_no_other(tmp_path, place):
-    write_images(tmp_path / "images")
-    write_model(tmp_path / "sparse" / "0")
+    write_capture(tmp_path)
     (tmp_path / "sparse" / "0" / "images.txt").unlink()
     write_model(tmp_path / place, NAMES[:5])
     assert len(reds(tmp_path)) == 5
@@ -312,13 +307,9 @@ def test_names_that_differ_in_the_form_of_unicode_only_are_those_of_the_same_fil
     assert "have a pose" not in caplog.text
 
 
-# --- depths of points
-
-
 def test_cameras_of_other_models_are_refused(tmp_path, monkeypatch):
     """As those of a later COLMAP would be."""
-    write_images(tmp_path / "images")
-    write_model(tmp_path / "sparse" / "0")
+    write_capture(tmp_path)
     monkeypatch.delitem(CAMERA_MODELS, "PINHOLE")
     with pytest.raises(
         ValueError, match=r"camera 1 must be one of .*, got PINHOLE: undistort the images first \(colmap"
@@ -327,11 +318,9 @@ def test_cameras_of_other_models_are_refused(tmp_path, monkeypatch):
 
 
 def test_panoramas_are_those_of_colmap(tmp_path):
-    write_model(tmp_path / "sparse" / "0")
+    write_capture(tmp_path)
     for name in NAMES:
-        path = tmp_path / "images" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (24, 12), "gray").save(path)
+        Image.new("RGB", (24, 12), "gray").save(tmp_path / "images" / name)
     (tmp_path / "sparse" / "0" / "cameras.txt").write_text("1 EQUIRECTANGULAR 24 12 24 12\n")
     model = pycolmap.Reconstruction(tmp_path / "sparse" / "0")
     cameras = voxelfield.load_scene(tmp_path, holdout=0).train.cameras
@@ -379,8 +368,7 @@ def write_tracks(folder: Path, size: tuple[int, int] = (24, 18)) -> dict[str, np
 
 @pytest.mark.parametrize("downscale", [1, 3])
 def test_images_have_the_depths_of_the_points_that_they_observe(tmp_path, downscale):
-    write_images(tmp_path / "images")
-    write_model(tmp_path / "sparse" / "0")
+    write_capture(tmp_path)
     seen = write_tracks(tmp_path / "sparse" / "0")
     split = voxelfield.load_scene(tmp_path, holdout=0, downscale=downscale, depth=True).train
     assert not voxelfield.load_scene(tmp_path, holdout=0).train.extras, "unless asked for"
@@ -400,7 +388,6 @@ def test_images_have_the_depths_of_the_points_that_they_observe(tmp_path, downsc
 
 
 def test_points_without_tracks_have_no_depths(tmp_path):
-    write_images(tmp_path / "images")
-    write_model(tmp_path / "sparse" / "0")
+    write_capture(tmp_path)
     with pytest.raises(ValueError, match=r"0: images must observe points where depth .*, got 30 points without tracks"):
         voxelfield.load_scene(tmp_path, holdout=0, depth=True)

@@ -99,14 +99,19 @@ def server(monkeypatch):
     running.close()
 
 
+def offered(server, content):
+    """Returns the manifest of an archive that the server has."""
+    server.pages["toy.zip"] = content
+    return manifest(server.url("toy.zip"))
+
+
 def files_below(folder):
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 @pytest.mark.parametrize("prefix", ["", "toy/", "nerf_synthetic/toy/", "./", "a b/c/"])
 def test_the_scene_may_lie_anywhere_in_the_archive(server, tmp_path, prefix):
-    server.pages["toy.zip"] = zipped(FILES, prefix)
-    folder = fetch(tmp_path, manifest(server.url("toy.zip")))
+    folder = fetch(tmp_path, offered(server, zipped(FILES, prefix)))
     assert folder == tmp_path / "toy"
     assert files_below(tmp_path) == {f"toy/{path}": content for path, content in FILES.items()}
 
@@ -115,14 +120,12 @@ def test_the_right_one_of_several_scenes_is_taken(server, tmp_path):
     paths = [*FILES, "__MACOSX/._r_0.png"]
     decoys = {f"all/{name}/{path}": WRONG for name in ("chair", "zoo") for path in paths}
     right = {f"all/toy/{path}": content for path, content in FILES.items()}
-    server.pages["all.zip"] = zipped({**decoys, **right})
-    fetch(tmp_path, manifest(server.url("all.zip")))
+    fetch(tmp_path, offered(server, zipped({**decoys, **right})))
     assert files_below(tmp_path / "toy") == FILES
 
 
 def test_a_second_call_fetches_nothing(server, tmp_path, caplog):
-    server.pages["toy.zip"] = zipped(FILES)
-    plan = manifest(server.url("toy.zip"))
+    plan = offered(server, zipped(FILES))
     fetch(tmp_path, plan)
     with caplog.at_level(logging.INFO):
         assert fetch(tmp_path, plan) == tmp_path / "toy"
@@ -178,9 +181,8 @@ def test_an_archive_with_one_bad_file_leaves_nothing(server, tmp_path, path, fau
     if fault == "damaged":
         at = content.index(FILES[path])
         content = content[:at] + b"#" + content[at + 1 :]
-    server.pages["bad.zip"] = content
     with pytest.raises(DownloadError) as error:
-        fetch(tmp_path, manifest(server.url("bad.zip")))
+        fetch(tmp_path, offered(server, content))
     reasons = {
         "wrong": sha256(WRONG),
         "missing": "found no such file",
@@ -234,11 +236,11 @@ def interrupt_call(monkeypatch, owner, name, number):
 
 @pytest.mark.parametrize("number", [1, 3, 6])
 def test_an_interruption_while_unpacking_leaves_nothing(server, tmp_path, monkeypatch, number):
-    server.pages["toy.zip"] = zipped(FILES)
+    plan = offered(server, zipped(FILES))
     with monkeypatch.context() as patched:
         interrupt_call(patched, module.shutil, "copyfileobj", number)
         with pytest.raises(KeyboardInterrupt):
-            fetch(tmp_path, manifest(server.url("toy.zip")))
+            fetch(tmp_path, plan)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -246,8 +248,7 @@ def test_an_interruption_while_unpacking_leaves_nothing(server, tmp_path, monkey
 def test_an_interruption_while_files_are_put_in_place_leaves_whole_ones_the_json_last(
     server, tmp_path, monkeypatch, number
 ):
-    server.pages["toy.zip"] = zipped(FILES)
-    plan = manifest(server.url("toy.zip"))
+    plan = offered(server, zipped(FILES))
     plan = replace(plan, files=dict(reversed(plan.files.items())))  # begins with what makes a folder a scene
     with monkeypatch.context() as patched:
         interrupt_call(patched, module.Path, "replace", number)
@@ -263,17 +264,15 @@ def test_an_interruption_while_files_are_put_in_place_leaves_whole_ones_the_json
 
 def test_an_endless_archive_ends(server, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_MAX_ARCHIVE", 5000)
-    server.pages["endless.zip"] = bytes(2_000_000)
     with pytest.raises(DownloadError, match=r"the archive must have at most 5000 bytes, but the server sends more"):
-        fetch(tmp_path, manifest(server.url("endless.zip")))
+        fetch(tmp_path, offered(server, bytes(2_000_000)))
     assert files_below(tmp_path) == {}
 
 
 @pytest.mark.parametrize("prefix", ["../", "../../toy/", "/", "train/../../", "/tmp/../"])
 def test_no_archive_writes_outside_of_the_folder(server, tmp_path, prefix):
-    server.pages["toy.zip"] = zipped({**FILES, "../escaped.txt": b"out", "transforms_val.json": b"more"}, prefix)
-    root = tmp_path / "scenes"
-    fetch(root, manifest(server.url("toy.zip")))
+    files = {**FILES, "../escaped.txt": b"out", "transforms_val.json": b"more"}
+    fetch(tmp_path / "scenes", offered(server, zipped(files, prefix)))
     assert files_below(tmp_path) == {f"scenes/toy/{path}": content for path, content in FILES.items()}
 
 
@@ -283,8 +282,7 @@ def test_files_that_unpack_to_more_than_the_scene_are_not_unpacked(server, tmp_p
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in FILES:
             archive.writestr(path, bytes(6_000_000))
-    server.pages["bomb.zip"] = buffer.getvalue()
-    plan = manifest(server.url("bomb.zip"))
+    plan = offered(server, buffer.getvalue())
     expected = f"the scene's files must have at most {plan.size} bytes, got 36000000 in the archive"
     with pytest.raises(DownloadError, match=expected):
         fetch(tmp_path, plan)

@@ -251,6 +251,7 @@ BAD: dict[str, tuple[str, dict[str, Any], Callable[[Path], None] | None, str]] =
         "view_03.xmp: must have xcr:Rotation",
     ),
     "text for a number": ("Polycam", {"fx": "270"}, None, "'fx' must be a list of 1 numbers, got"),
+    "no pixels": ("Polycam", {"width": 0, "height": 0}, None, "view_00.json must have a size of at least 1x1, got 0x0"),
     "no poses": ("Record3D", {"poses": []}, None, "'poses' must be a list with entries, got"),
     "short quaternions": ("Record3D", {"poses": [[0.3] * 7] * COUNT}, None, "pose 0 must be a rotation"),
     "few intrinsics": ("Record3D", {"perFrameIntrinsicCoeffs": [[1, 1, 1, 1]]}, None, "one entry for each of the pos"),

@@ -14,13 +14,7 @@ import pytest
 from PIL import Image
 from raw_png import GREY, png_of_16_bits, raw_png
 
-from voxelfield.datasets.images import (
-    area_resized,
-    exif_orientation,
-    image_files,
-    image_size,
-    read_images,
-)
+from voxelfield.datasets.images import area_resized, exif_orientation, image_files, image_size, read_images
 from voxelfield.files import HEIC_SUFFIXES, IMAGE_SUFFIXES
 
 READ = {"PNG", "JPEG", "MPO", "WEBP", "TIFF", "BMP"}
@@ -221,3 +215,27 @@ def test_an_opaque_image_is_shrunk_to_its_average(size):
     exact = np.stack([np.asarray(plane.resize(size, Image.Resampling.BOX)) for plane in planes], axis=-1)
     limit = 0.5 if size in ((96, 64), (48, 32), (24, 64)) else 1.0
     assert np.abs(shrunk(image, size) - exact).max() <= limit + 1e-4
+
+
+def plain_mean(image: np.ndarray, factor: int) -> np.ndarray:
+    """Averages blocks in float64, in premultiplied colour."""
+    height, width, _ = image.shape
+    blocks = image.reshape(height // factor, factor, width // factor, factor, 4).astype(float)
+    alpha = blocks[..., 3:].sum(axis=(1, 3))
+    colors = (blocks[..., :3] * blocks[..., 3:]).sum(axis=(1, 3)) / np.where(alpha > 0, alpha, 1)
+    return np.concatenate((colors, alpha / factor**2), axis=-1)
+
+
+@pytest.mark.parametrize("factor", [1, 2, 3, 4])
+def test_resizing_by_a_whole_factor_is_the_plain_mean(factor):
+    image = pixels(12, 24, 4)
+    image[:6, :6, 3] = 0
+    averaged = shrunk(image, (24 // factor, 12 // factor))
+    assert averaged.dtype == np.uint8
+    assert np.abs(averaged - plain_mean(image, factor)).max() <= 0.5 + 1e-4
+
+
+def test_resizing_ignores_the_colour_of_transparent_pixels():
+    image = np.array([[[200, 100, 50, 255], [0, 255, 0, 0]]] * 2, dtype=np.uint8)
+    assert shrunk(image, (1, 1)).tolist() == [[[200, 100, 50, 128]]]
+    assert shrunk(np.full((2, 2, 4), (9, 9, 9, 0), dtype=np.uint8), (1, 1)).tolist() == [[[0, 0, 0, 0]]]

@@ -9,13 +9,7 @@ import torch
 
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.poses import (
-    check_cameras_see,
-    check_poses,
-    inverted,
-    likely_mistake,
-    turned_about,
-)
+from voxelfield.datasets.poses import check_cameras_see, check_poses, inverted, likely_mistake, turned_about
 from voxelfield.rendering.cameras import Cameras
 
 LEGO = Path(__file__).parents[1] / "fixtures" / "lego"
@@ -35,10 +29,7 @@ def with_poses(cameras: Cameras, c2w: torch.Tensor) -> Cameras:
     [
         (lambda pose: pose[0, 0].fill_(torch.nan), "pose 1 must be finite"),
         (lambda pose: pose[:3, 0].mul_(-1), "pose 1 must be a rotation with a translation, not a mirror image"),
-        (
-            lambda pose: pose[:3, :3].mul_(1.001),
-            "pose 1 must be a rotation .*, with orthonormal axes",
-        ),
+        (lambda pose: pose[:3, :3].mul_(1.001), "pose 1 must be a rotation .*, with orthonormal axes"),
         (lambda pose: pose.zero_(), "pose 1 must be a rotation .*, with orthonormal axes"),
         (lambda pose: pose[3, 0].fill_(0.5), r"pose 1 must have \(0, 0, 0, 1\) as its last row"),
         (lambda pose: pose[1, 3].fill_(1e30), r"pose 1 must lie within 1e\+06 world units of the origin"),

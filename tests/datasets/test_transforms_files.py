@@ -253,12 +253,9 @@ def test_points_of_nerfstudio_are_read_whichever_version_wrote_them(tmp_path, ki
 def test_points_that_cannot_be_read_are_refused_by_name(tmp_path, meta, message):
     write_points(tmp_path / "a.ply", np.ones((4, 3)))
     (tmp_path / "short.ply").write_bytes((tmp_path / "a.ply").read_bytes()[:-5])
-    header = "ply\nformat ascii 1.0\nelement face 0\nproperty float x\nend_header\n"
-    (tmp_path / "faces.ply").write_text(header)
-    many = "".join(f"property double {axis}\n" for axis in "xyz")
-    (tmp_path / "many.ply").write_text(
-        f"ply\nformat binary_little_endian 1.0\nelement vertex {10**15}\n{many}end_header\n"
-    )
+    (tmp_path / "faces.ply").write_text("ply\nformat ascii 1.0\nelement face 0\nproperty float x\nend_header\n")
+    element = "\n".join((f"element vertex {10**15}", *(f"property double {axis}" for axis in "xyz")))
+    (tmp_path / "many.ply").write_text(f"ply\nformat binary_little_endian 1.0\n{element}\nend_header\n")
     with pytest.raises(ValueError, match=message):
         load_scene(write(tmp_path, **FOCAL, **meta), holdout=0)
 

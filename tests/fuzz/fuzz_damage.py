@@ -12,43 +12,13 @@ from hypothesis import strategies as st
 
 _WORDS = [*b"nan inf -1 0 1e308 1e-320 text 0x10 1_000 #".split(), b"9" * 400, b"", b"\xff\xfe"]
 _BYTES = [
-    b"\0" * 8,
-    b"\xff" * 8,
-    b"\xff\xff\xff\x7f\0\0\0\0",
-    b"\0\0\0\0\0\0\0\x10",
-    b"\0\0\0\0\0\0\xf0\x7f",
-    b"\n",
-    b"{}",
+    *(b"\0" * 8, b"\xff" * 8, b"\xff\xff\xff\x7f\0\0\0\0", b"\0\0\0\0\0\0\0\x10", b"\0\0\0\0\0\0\xf0\x7f"),
+    *(b"\n", b"{}"),
 ]
 _VALUES: list[Any] = [
-    None,
-    True,
-    0,
-    -1,
-    1.5,
-    1e-300,
-    1e308,
-    10**400,
-    math.nan,
-    math.inf,
-    "",
-    "text",
-    "../up",
-    "/etc/passwd",
-    "\0",
-]
-_VALUES += [
-    "a" * 5000,
-    [],
-    {},
-    [[]],
-    [1, 2, 3],
-    {"a": 1},
-    [[0.0] * 4] * 4,
-    [[1e30] * 4] * 4,
-    "v0.png",
-    "images/v0.png",
-    "OPENCV_FISHEYE",
+    *(None, True, 0, -1, 1.5, 1e-300, 1e308, 10**400, math.nan, math.inf),
+    *("", "text", "../up", "/etc/passwd", "\0", "a" * 5000, "v0.png", "images/v0.png", "OPENCV_FISHEYE"),
+    *([], {}, [[]], [1, 2, 3], {"a": 1}, [[0.0] * 4] * 4, [[1e30] * 4] * 4),
 ]
 
 

@@ -137,16 +137,18 @@ def measures(capture: Capture) -> list[tuple[str, str]]:
         name = "points between the stated depths" if capture.format == "LLFF" else "sparse points"
         rows.append((name, f"{len(capture.points)}, of which {100 * float(inside):.0f} % in the box"))
     if capture.masked:
-        percent, some = 100 * sum(capture.masked) / len(capture), sum(share > 0 for share in capture.masked)
-        rows.append(("masks", f"{percent:.2g} % of all pixels are left out, in {some} of {len(capture)} images"))
+        rows.append(("masks", _share(capture.masked, " pixels are left out")))
     if capture.times is not None:
         rows.append(("times", f"{_range(capture.times)}, {len(capture.times.unique())} different"))
     if any(capture.transparency):
-        percent = 100 * sum(capture.transparency) / len(capture)
-        some = sum(fraction > 0 for fraction in capture.transparency)
-        rows.append(("transparent pixels", f"{percent:.2g} % of all, in {some} of {len(capture)} images"))
+        rows.append(("transparent pixels", _share(capture.transparency)))
     rows.append(("coordinates", "right-handed world as in the files; cameras look along -z, y up"))
     return rows
+
+
+def _share(shares: Sequence[float], of_what: str = "") -> str:
+    percent, some = 100 * sum(shares) / len(shares), sum(share > 0 for share in shares)
+    return f"{percent:.2g} % of all{of_what}, in {some} of {len(shares)} images"
 
 
 def _range(values: Tensor) -> str:

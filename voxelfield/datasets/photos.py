@@ -240,17 +240,17 @@ def _depths(
     return {"depth": depths, "depth_weight": weights}
 
 
-def scaled(
-    intrinsics: Intrinsics, size: tuple[float, float], source: str = "the camera"
-) -> Callable[[int, int], Intrinsics]:
+def scaled(intrinsics: Intrinsics, size: tuple[float, float], source: str) -> Callable[[int, int], Intrinsics]:
     """Returns a function that computes intrinsics for images that were resized after the cameras were found.
 
     ``intrinsics`` are those of the original images of a ``size``, width and height in pixels, which was found in
     ``source``. It raises ValueError for an image that no resizing gives: one with another ratio of its sides, to a
-    pixel of rounding.
+    pixel of rounding. Raises ValueError for an original size that is not above 0.
     """
     fx, fy, cx, cy = intrinsics
     w, h = size
+    if min(size) <= 0:
+        raise ValueError(f"{source} must have a size of at least 1x1, got {w:g}x{h:g}")
 
     def of(width: int, height: int) -> Intrinsics:
         # A pixel of the smaller of both sizes changes these products by a side of the larger one.

@@ -62,7 +62,6 @@ def contains(*groups: Sequence[str]) -> Callable[[Path], bool]:
 
 @functools.cache
 def _own_formats() -> tuple[Format, ...]:
-    """Returns the formats of this package."""
     return tuple(own_objects(__package__, Format))
 
 
