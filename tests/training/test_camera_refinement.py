@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import re
-import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from quick_presets import preset
+from small_sessions import interrupt_at
 
 import voxelfield
 from voxelfield.components import lost_cameras
@@ -27,8 +26,6 @@ from voxelfield.components.refinement import (
     write_cameras,
 )
 from voxelfield.components.registry import Training
-from voxelfield.datasets.blender import load_blender
-from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.datasets.transforms import read_transforms
 from voxelfield.models.pixel_sampler import PixelSampler
@@ -46,7 +43,6 @@ from voxelfield.warps.ndc_box import NdcBox
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(__file__).resolve().parents[2]
-FIXTURE = ROOT / "tests" / "fixtures" / "lego"
 
 SH = ("model=sh", "model.resolutions=[16,32]", "trainer.finest_resolution=32")
 """Learns poses in the fewest steps, whatever the seed; those of a pyramid are learned in test_unbounded.py."""
@@ -68,12 +64,6 @@ TINY = (
     "camera.stages=[{start: 0.0, resolution: 16}]",
     "camera.finest_from=0.7",
 )
-
-
-@pytest.fixture(scope="module")
-def scene() -> Scene:
-    aabb = torch.tensor([[-1.5] * 3, [1.5] * 3])
-    return load_blender(FIXTURE, LoadOptions(downscale=4, aabb=aabb))
 
 
 def some_cameras(count: int = 4) -> Cameras:
@@ -518,11 +508,7 @@ def test_resuming_changes_nothing(scene, tmp_path):
     whole = session_of(given, tmp_path / "whole", *overrides)
     assert whole.fit()
 
-    def stop(session: Session) -> None:
-        if session.step == 11:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    first = session_of(given, tmp_path / "parts", *overrides, on_step=stop)
+    first = session_of(given, tmp_path / "parts", *overrides, on_step=interrupt_at(11))
     assert not first.fit()
     halfway = load_checkpoint(first.output)["cameras"]
     torch.rand(1000)

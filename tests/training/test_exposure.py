@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +9,11 @@ import pytest
 import torch
 from PIL import ExifTags, Image
 from quick_presets import preset
+from small_sessions import Recorder
 from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.components.exposure import AffineExposure
-from voxelfield.components.logger import NullLogger
 from voxelfield.datasets import images
 from voxelfield.datasets.images import exif_exposures
 from voxelfield.datasets.scene import Scene, Split
@@ -504,32 +503,19 @@ def test_rates_and_penalty_are_logged(scene):
         scene, *options, "trainer.rates.final_factor=0.0625", "trainer.rates.cooldown=0", logger=recorder
     )
     session.fit()
-    assert recorder.series("lr/exposure") == pytest.approx([0.5, 0.25, 0.125, 0.0625], rel=1e-5)
-    penalties = recorder.series("loss/exposure")
+    assert recorder.values("lr/exposure") == pytest.approx([0.5, 0.25, 0.125, 0.0625], rel=1e-5)
+    penalties = recorder.values("loss/exposure")
     assert penalties[0] == 0
     # The first step of Adam moves every value by its rate.
     assert 0 < penalties[1] <= 1e-3 * 2 * 0.5**2
     plain = Recorder()
     session_of(scene, "trainer.steps=1", "trainer.log_every=1", logger=plain).fit()
-    assert plain.series("lr/exposure") == plain.series("loss/exposure") == []
+    assert plain.values("lr/exposure") == plain.values("loss/exposure") == []
 
 
 def test_without_a_weight_there_is_no_penalty(scene):
     recorder = Recorder()
     options = ("trainer.exposure=affine", "trainer.steps=1", "trainer.log_every=1", "trainer.loss.exposure=0")
     session_of(scene, *options, logger=recorder).fit()
-    assert recorder.series("loss/exposure") == []
-    assert recorder.series("lr/exposure") != []
-
-
-class Recorder(NullLogger):
-    """Keeps scalars."""
-
-    def __init__(self) -> None:
-        self.records: list[dict[str, float]] = []
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        self.records.append(dict(values))
-
-    def series(self, tag: str) -> list[float]:
-        return [values[tag] for values in self.records if tag in values]
+    assert recorder.values("loss/exposure") == []
+    assert recorder.values("lr/exposure") != []

@@ -16,6 +16,7 @@ import pytest
 import torch
 from file_limits import files_at_most
 from quick_presets import preset
+from small_sessions import LEGO, Recorder
 
 from voxelfield.components.exposure import AffineExposure
 from voxelfield.components.logger import FailsafeLogger, NullLogger, SeveralLoggers
@@ -43,7 +44,6 @@ from voxelfield.training.session import Session
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(__file__).resolve().parents[2]
-FIXTURE = ROOT / "tests" / "fixtures" / "lego"
 TINY = (
     "scene=lego",
     "data.root=tests/fixtures",
@@ -61,12 +61,6 @@ TINY = (
     "trainer.evaluation.video_frames=0",
     "logger=none",
 )
-
-
-@pytest.fixture(scope="module")
-def scene() -> Scene:
-    aabb = torch.tensor([[-1.5] * 3, [1.5] * 3])
-    return load_blender(FIXTURE, LoadOptions(downscale=4, aabb=aabb))
 
 
 @pytest.fixture
@@ -334,11 +328,6 @@ def test_a_loss_that_is_not_finite_stops_with_the_state_written_out(make_session
     ],
 )
 def test_steps_that_are_not_finite_are_skipped_if_training_is_told_to(make_session, learned):
-    class Recorder(NullLogger):
-        def scalars(self, step, values) -> None:
-            records[step] = dict(values)
-
-    records: dict[int, dict[str, float]] = {}
     features, matrices = {}, {}
 
     def note(session: Session) -> None:
@@ -353,6 +342,7 @@ def test_steps_that_are_not_finite_are_skipped_if_training_is_told_to(make_sessi
     poison(session, {4, 8, 9})
     with pytest.raises(FloatingPointError, match="step 10: "):
         session.fit()  # of steps 8 and 9 there is no loss to record
+    records = dict(session.log.records)
     assert [records[step]["train/skipped_steps"] for step in (2, 4, 6, 8)] == [0, 0, 1, 0]
     assert all(math.isfinite(value) for value in records[6].values())
     assert torch.equal(features[4], features[5]), "the poisoned step"
@@ -452,16 +442,15 @@ def test_a_run_directory_that_goes_away_is_made_anew_with_a_warning(make_session
     assert load_checkpoint(session.output)["step"] == 12
 
 
-def test_a_scene_that_goes_away_after_it_was_read_changes_nothing(tmp_path, make_session):
+def test_a_scene_that_goes_away_after_it_was_read_changes_nothing(tmp_path, make_session, scene):
     session = make_session()
     assert session.fit()
     expected = load_checkpoint(session.output)["model"]
     folder = tmp_path / "lego"
-    shutil.copytree(FIXTURE, folder)
-    aabb = torch.tensor([[-1.5] * 3, [1.5] * 3])
+    shutil.copytree(LEGO, folder)
     settings = preset(*TINY, device="cpu", name="train_cpu")
     session = Session(
-        load_blender(folder, LoadOptions(downscale=4, aabb=aabb)),
+        load_blender(folder, LoadOptions(downscale=4, aabb=scene.aabb)),
         settings,
         output=tmp_path / "other",
         on_step=lambda session: session.step == 3 and shutil.rmtree(folder),
@@ -476,9 +465,9 @@ def test_what_is_logged_is_written_out_before_a_checkpoint_is(make_session, tmp_
     """A run that is killed resumes from its checkpoint, and does not log again what came before that."""
     flushed = []
 
-    class Recorder(NullLogger):
+    class Flushed(NullLogger):
         def flush(self) -> None:
             flushed.append(sorted(path.name for path in (tmp_path / "run").glob("checkpoint_*")))
 
-    assert make_session(logger=Recorder()).fit()
+    assert make_session(logger=Flushed()).fit()
     assert flushed == [[], ["checkpoint_0000004.pt"], ["checkpoint_0000008.pt"]]

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from quick_presets import preset
+from small_sessions import LEGO, Recorder
 
 import voxelfield
-from voxelfield.components.logger import NullLogger
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.models.pixel_sampler import PixelSampler
 from voxelfield.training.session import Session
-
-LEGO = Path(__file__).parents[1] / "fixtures" / "lego"
-
-
-class Scores(NullLogger):
-    """Keeps the PSNR of previews."""
-
-    def __init__(self) -> None:
-        self.psnr: list[float] = []
-
-    def scalars(self, step, values) -> None:
-        self.psnr += [value for name, value in values.items() if name == "test/psnr"]
 
 
 def painted(split: Split, color: int) -> Split:
@@ -47,11 +34,10 @@ def test_masked_pixels_change_neither_the_field_nor_its_psnr(device, tmp_path):
     results = []
     for color in (0, 200):
         scene = Scene("lego", lego.aabb, {name: painted(split, color) for name, split in lego.splits.items()})
-        scores = Scores()
-        session = Session(scene, settings, logger=scores)
+        session = Session(scene, settings, logger=Recorder())
         session.fit()
         evaluated = session.evaluate(views=1, progress=False).psnr
-        results.append(torch.tensor([*scores.psnr, evaluated, session.occupancy.fraction()]))
+        results.append(torch.tensor([*session.log.values("test/psnr"), evaluated, session.occupancy.fraction()]))
     assert len(results[0]) == 4
     masked = voxelfield.write_results(session, tmp_path)["masked"]
     assert masked == {name: pytest.approx({"masks": 8 / 25, "transparency": 0}) for name in lego.splits}

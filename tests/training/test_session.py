@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import signal
 import threading
 from dataclasses import asdict, replace
@@ -15,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 from quick_presets import preset
+from small_sessions import LEGO, Recorder, differences, interrupt_at
 from torch import Tensor
 from torch.nn import functional as F
 
 import voxelfield
 from voxelfield.components.hidden_cells import HiddenCells
-from voxelfield.components.logger import NullLogger
 from voxelfield.components.tensorboard import TensorBoardLogger
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
@@ -37,9 +36,6 @@ from voxelfield.warps.nested_boxes import NestedBoxes
 from voxelfield.warps.warp import Warp
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-ROOT = Path(__file__).resolve().parents[2]
-FIXTURE = ROOT / "tests" / "fixtures" / "lego"
 
 # The base settings of every session here; tests override individual ones.
 TINY = (
@@ -68,32 +64,6 @@ def variation_of(model: tuple[str, ...]) -> tuple[str, ...]:
     return {MLP: VARIATION, PYRAMID: VARIATION}.get(model, ())
 
 
-class Recorder(NullLogger):
-    """Keeps scalars; calls ``watch`` with each batch of them while training stands still."""
-
-    def __init__(self) -> None:
-        self.records: list[tuple[int, dict[str, float]]] = []
-        self.watch = None
-
-    def scalars(self, step, values) -> None:
-        self.records.append((step, dict(values)))
-        if self.watch is not None:
-            self.watch(step, values)
-
-    def series(self, tag: str) -> list[tuple[int, float]]:
-        return [(step, values[tag]) for step, values in self.records if tag in values]
-
-
-@pytest.fixture(scope="module")
-def fixture_aabb() -> Tensor:
-    return torch.tensor([[-1.5] * 3, [1.5] * 3])
-
-
-@pytest.fixture(scope="module")
-def scene(fixture_aabb) -> Scene:
-    return load_blender(FIXTURE, LoadOptions(downscale=4, aabb=fixture_aabb))
-
-
 @pytest.fixture
 def make_session(scene, tmp_path):
     def make(
@@ -116,21 +86,6 @@ def moments(session: Session) -> dict[str, Any]:
     return session.optimizers.grid.state[session.field.grid.features]
 
 
-def differences(first: Any, second: Any, name: str = "state") -> list[str]:
-    """Names of the leaves at which two checkpoints differ in the least bit."""
-    if isinstance(first, Tensor):
-        same = first.shape == second.shape and torch.equal(first, second)
-        return [] if same else [name]
-    if isinstance(first, dict):
-        assert first.keys() == second.keys(), name
-        return [leaf for key in first for leaf in differences(first[key], second[key], f"{name}.{key}")]
-    if isinstance(first, (list, tuple)):
-        assert len(first) == len(second), name
-        pairs = enumerate(zip(first, second, strict=True))
-        return [leaf for index, (a, b) in pairs for leaf in differences(a, b, f"{name}[{index}]")]
-    return [] if first == second else [name]
-
-
 # --------------------------------------------------------------------------------------------------- learning
 
 
@@ -147,11 +102,11 @@ def test_different_times_of_a_static_field_are_named_once(make_session, scene, c
 def test_the_error_falls(make_session, device, model):
     session = make_session(*model, "trainer.steps=80", "trainer.occupancy.start=30", device=device)
     assert session.fit()
-    losses = [value for _, value in session.log.series("loss/photometric")]
+    losses = session.log.values("loss/photometric")
     assert len(losses) == 80
     assert fmean(losses[-10:]) < 0.5 * fmean(losses[:10])
     assert session.train_seconds > 0
-    psnr = [value for _, value in session.log.series("train/psnr")]
+    psnr = session.log.values("train/psnr")
     assert psnr == pytest.approx((-10 * torch.tensor(losses).log10()).tolist(), rel=1e-4)
 
 
@@ -163,9 +118,9 @@ def test_pixels_that_are_means_of_rays_are_learned(make_session, device, model):
     room = ("trainer.visible_samples=65536",) if device.type == "cuda" else ()
     session = make_session(*model, *options, *room, device=device)
     assert session.fit()
-    losses = [value for _, value in session.log.series("loss/photometric")]
+    losses = session.log.values("loss/photometric")
     assert fmean(losses[-10:]) < 0.5 * fmean(losses[:10])
-    rays = {value for _, value in session.log.series("train/rays_per_step")}
+    rays = set(session.log.values("train/rays_per_step"))
     assert all(number % 4 == 0 and number <= 252 for number in rays)
     assert rays == {252} if device.type == "cuda" else len(rays) > 1
 
@@ -177,7 +132,7 @@ def test_rays_of_a_pixel_are_averaged_as_configured(make_session, side, differs)
         options = ("trainer.steps=1", f"trainer.supersampling={side}", f"trainer.pixel_averaging={pixel_averaging}")
         session = make_session(*PYRAMID, *options)
         session.fit()
-        losses += [value for _, value in session.log.series("loss/photometric")]
+        losses += session.log.values("loss/photometric")
     assert losses[0] == pytest.approx(losses[1], rel=0.1)
     assert (losses[0] != losses[1]) == differs
 
@@ -274,7 +229,7 @@ def test_a_record_is_the_mean_since_the_last_one(make_session):
     every_four = make_session("trainer.log_every=4")
     every_four.fit()
     for tag in ("loss/photometric", "loss/sample_rgb", "train/rays_per_step"):
-        values = [value for _, value in single.log.series(tag)]
+        values = single.log.values(tag)
         expected = [(4, fmean(values[:4])), (8, fmean(values[4:8])), (10, fmean(values[8:]))]
         assert every_four.log.series(tag) == [(step, pytest.approx(mean)) for step, mean in expected]
 
@@ -288,7 +243,7 @@ def test_rays_are_adapted_to_the_number_of_samples(make_session):
     assert rays[40] * per_ray[40] == pytest.approx(4096, rel=0.3)
     capped = make_session("trainer.max_rays=100")
     capped.fit()
-    assert max(value for _, value in capped.log.series("train/rays_per_step")) <= 100
+    assert max(capped.log.values("train/rays_per_step")) <= 100
 
 
 # ------------------------------------------------------------------------------------------ graphs of CUDA steps
@@ -311,7 +266,7 @@ def test_a_graphed_run_learns_as_one_without(make_session, monkeypatch):
     for warm_up in (3, 10**9):
         monkeypatch.setattr(execution, "_WARM_UP", warm_up)
         session = fit_on_cuda(make_session, *options)
-        runs.append([value for _, value in session.log.series("loss/photometric")])
+        runs.append(session.log.values("loss/photometric"))
         assert len(runs[-1]) == 80
         assert fmean(runs[-1][-10:]) < 0.5 * fmean(runs[-1][:10])
     # The same pixels are drawn, but gradients are summed in any order.
@@ -331,7 +286,7 @@ def test_a_graph_follows_occupancy(make_session):
     session = make_session(*ON_CUDA, "trainer.visible_samples=65536", "trainer.steps=12", device="cuda")
     session.log.watch = watch
     session.fit()
-    samples = [value for _, value in session.log.series("train/samples_per_ray")]
+    samples = session.log.values("train/samples_per_ray")
     assert min(samples[:8]) > 0
     assert 0 < max(samples[8:]) < 0.3 * min(samples[:8])
 
@@ -356,7 +311,7 @@ def test_a_graph_follows_the_learning_rate(make_session):
 @pytest.mark.cuda
 def test_rays_that_do_not_fit_are_not_counted(make_session):
     roomy = fit_on_cuda(make_session, "trainer.visible_samples=262144", "trainer.steps=6")
-    assert {value for _, value in roomy.log.series("train/rays_per_step")} == {1024}
+    assert set(roomy.log.values("train/rays_per_step")) == {1024}
     narrow = fit_on_cuda(make_session, "trainer.visible_samples=512", "trainer.steps=6")
     taken, per_ray = (dict(narrow.log.series(f"train/{tag}")) for tag in ("rays_per_step", "samples_per_ray"))
     for step in range(1, 7):
@@ -371,7 +326,7 @@ def test_a_resumed_run_on_cuda_draws_as_many_rays_as_configured(make_session):
     second = make_session(*ON_CUDA, "trainer.steps=8", "trainer.visible_samples=262144", device="cuda")
     second.restore(load_checkpoint(first.output))
     assert second.fit()
-    assert {value for _, value in second.log.series("train/rays_per_step")} == {1024}
+    assert set(second.log.values("train/rays_per_step")) == {1024}
 
 
 # ------------------------------------------------------------------------------------------------------ stages
@@ -472,20 +427,20 @@ def test_occupancy_is_updated_from_its_start_in_its_rhythm(make_session):
     session.occupancy.update_from_vertices = spy
     session.fit()
     assert updates == [4, 7]
-    fractions = [value for _, value in session.log.series("train/occupancy")]
+    fractions = session.log.values("train/occupancy")
     assert len(set(fractions[:4])) == 1
     assert fractions[4] < fractions[3], "an even, nearly empty field falls below the threshold in places"
 
 
-def test_what_every_image_shows_as_transparent_is_never_occupied(make_session, fixture_aabb):
-    split = load_blender(FIXTURE, LoadOptions(aabb=fixture_aabb)).train
+def test_what_every_image_shows_as_transparent_is_never_occupied(make_session, scene):
+    split = load_blender(LEGO, LoadOptions(aabb=scene.aabb)).train
     options = ("trainer.occupancy.resolution=24", "trainer.steps=3", "trainer.occupancy.start=2")
     session = make_session(*options, split=split)
     session.fit()
     possible = session.occupancy.allowed
     assert 0 < possible.float().mean() < 0.9
     assert not (session.occupancy.occupied & ~possible).any()
-    fractions = [value for _, value in session.log.series("train/occupancy")]
+    fractions = session.log.values("train/occupancy")
     assert fractions[:2] == pytest.approx([float(possible.float().mean())] * 2)
 
 
@@ -608,14 +563,6 @@ LISTED_LEVELS = {
 }
 
 
-def interrupt_at(step: int) -> Hook:
-    def stop(session: Session) -> None:
-        if session.step == step:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    return stop
-
-
 @MODELS
 @pytest.mark.parametrize("listed", [False, True], ids=["whole", "listed"])
 def test_resuming_changes_nothing(make_session, model, listed):
@@ -714,7 +661,7 @@ def test_resuming_takes_rates_and_limits_from_the_configuration(make_session):
     second.restore(load_checkpoint(first.output))
     assert second.fit()
     assert second.log.series("lr/grid") == [(step, 0.25) for step in range(6, 11)]
-    assert {value for _, value in second.log.series("train/rays_per_step")} == {20}
+    assert set(second.log.values("train/rays_per_step")) == {20}
 
 
 def test_an_interrupted_run_leaves_a_checkpoint(make_session):

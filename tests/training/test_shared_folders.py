@@ -14,9 +14,8 @@ from lock_holder import holder, is_free
 from PIL import Image
 from quick_presets import preset
 from short_runs import ROOT, TINY
+from small_sessions import LEGO
 
-from voxelfield.datasets.blender import load_blender
-from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.evaluation.evaluation import check_pictures, evaluate_split, save_images
 from voxelfield.media.png import BackgroundWriter
@@ -26,13 +25,6 @@ from voxelfield.run_directory import DirectoryInUseError
 from voxelfield.runs.train import train_as_configured
 from voxelfield.trained.checkpoint_file import load_checkpoint
 from voxelfield.training.session import Session
-
-FIXTURE = ROOT / "tests" / "fixtures" / "lego"
-
-
-@pytest.fixture(scope="module")
-def scene() -> Scene:
-    return load_blender(FIXTURE, LoadOptions(downscale=4, aabb=torch.tensor([[-1.5] * 3, [1.5] * 3])))
 
 
 @pytest.fixture
@@ -181,12 +173,12 @@ def test_long_names_of_views_are_written_or_refused_at_once(tmp_path, length, wo
 def write_scene(folder: Path, name: str) -> None:
     """Writes a scene of the small one's photographs with one test view, under another name."""
     for split in ("train", "test"):
-        content = json.loads((FIXTURE / f"transforms_{split}.json").read_text())
+        content = json.loads((LEGO / f"transforms_{split}.json").read_text())
         frames = content["frames"][:6] if split == "train" else content["frames"][:1]
         (folder / split).mkdir(parents=True)
         for frame in frames:
             target = name if split == "test" else Path(frame["file_path"]).name
-            shutil.copy(FIXTURE / f"{frame['file_path']}.png", folder / split / f"{target}.png")
+            shutil.copy(LEGO / f"{frame['file_path']}.png", folder / split / f"{target}.png")
             frame["file_path"] = f"./{split}/{target}"
         (folder / f"transforms_{split}.json").write_text(json.dumps(content | {"frames": frames}))
 

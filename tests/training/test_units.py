@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 import torch
 from quick_presets import preset
+from small_sessions import LEGO, Recorder
 
 import voxelfield
-from voxelfield.components.logger import NullLogger
 from voxelfield.components.refinement import CameraRefinement, write_cameras
 from voxelfield.datasets.camera_path import camera_path_file, read_camera_path
 from voxelfield.export.camera_file import save_cameras
 from voxelfield.trained.checkpoint_file import load_checkpoint
 from voxelfield.training.session import Session
 
-FIXTURE = Path(__file__).resolve().parents[1] / "fixtures" / "lego"
 EASTING = (530000.0, 180000.0, 40.0)
 TINY = (
     *("trainer=smoke", "trainer.steps=20", "trainer.image_size=25", "trainer.visible_samples=2048"),
@@ -26,18 +26,10 @@ TINY = (
 )
 
 
-class Losses(NullLogger):
-    def __init__(self) -> None:
-        self.curve: list[float] = []
-
-    def scalars(self, step, values) -> None:
-        self.curve += [value for tag, value in values.items() if tag.startswith("loss/")]
-
-
 def capture(folder: Path, factor: float = 1.0, origin=(0.0, 0.0, 0.0)) -> Path:
     """Writes the fixture with poses in another unit and from another origin."""
     folder.mkdir()
-    for source in FIXTURE.iterdir():
+    for source in LEGO.iterdir():
         if source.suffix != ".json":
             (folder / source.name).symlink_to(source)
             continue
@@ -50,7 +42,7 @@ def capture(folder: Path, factor: float = 1.0, origin=(0.0, 0.0, 0.0)) -> Path:
 
 
 def session(
-    folder: Path, model: str, *overrides: str, log: Losses | None = None, output: Path | None = None
+    folder: Path, model: str, *overrides: str, log: Recorder | None = None, output: Path | None = None
 ) -> Session:
     settings = preset(*TINY, f"model={model}", *overrides, device="cpu")
     scene = voxelfield.load_scene(folder, image_size=25)
@@ -58,9 +50,10 @@ def session(
 
 
 def curve(folder: Path, model: str, *overrides: str) -> torch.Tensor:
-    log = Losses()
+    log = Recorder()
     session(folder, model, *overrides, log=log).fit()
-    return torch.tensor(log.curve)
+    losses = ([value for tag, value in values.items() if tag.startswith("loss/")] for _, values in log.records)
+    return torch.tensor(list(itertools.chain.from_iterable(losses)))
 
 
 @pytest.mark.parametrize("model", ["dense", "sh", "pyramid"])
