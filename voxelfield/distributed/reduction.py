@@ -48,13 +48,10 @@ class SharedSampler:
         return kept / total.clamp(min=1)
 
 
-def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    """Replaces gradients by their sums over the processes, one flat tensor a dtype; skips parameters without one."""
-    sum_gradients_later(parameters)()
-
-
 def sum_gradients_later(parameters: Sequence[nn.Parameter]) -> Callable[[], None]:
-    """Begins :func:`sum_gradients`; the device can do other work meanwhile.
+    """Begins to sum gradients over the processes, one flat tensor a dtype; the device can do other work meanwhile.
+
+    Parameters without a gradient are skipped.
 
     Returns:
         A function that waits for the sums, and replaces the gradients by them. It must be called before they are read.

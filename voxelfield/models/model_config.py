@@ -114,19 +114,6 @@ class ModelConfig:
             ValueError: The settings are incompatible; the message begins with the key.
         """
 
-    def check_camera_refinement(self, finest: int, name: str) -> None:
-        """Raises if the field has no gradient with respect to positions, by which cameras are refined.
-
-        Every field has one by default.
-
-        Args:
-            finest: Resolution that training reaches, the cube root of the number of voxels.
-            name: Name of this model in the configuration.
-
-        Raises:
-            ValueError: It has none; the message begins with the key.
-        """
-
     def choose_warp(self, scene: CaptureFacts, settings: WarpConfig) -> Warp | None:
         """Chooses the warp of the field, by default as :func:`voxelfield.warps.choice.choose_warp` does.
 
