@@ -44,6 +44,27 @@ def decoded(rgba: Tensor) -> Tensor:
     return (rgba * 255).round().long().cpu()
 
 
+def counted(rgba: Tensor) -> Tensor:
+    """How often each pixel was drawn, (N, H, W) int64."""
+    counts = torch.zeros(COUNT, HEIGHT, WIDTH, dtype=torch.int64)
+    *where, _ = decoded(rgba).unbind(-1)
+    return counts.index_put_(tuple(where), torch.ones(len(rgba), dtype=torch.int64), accumulate=True)
+
+
+def check_drawn_evenly(rgba: Tensor, allowed: Tensor) -> None:
+    """200 draws are expected of each pixel that may be drawn, with a standard deviation of 14."""
+    counts = counted(rgba)
+    assert not counts[~allowed].any()
+    assert counts[allowed].min() > 120
+    assert counts[allowed].max() < 280
+
+
+def random_masks() -> Tensor:
+    masks = torch.rand(COUNT, HEIGHT, WIDTH) < 0.4
+    masks[:, 2, 3] = True
+    return masks
+
+
 def test_the_ray_of_a_pixel_goes_through_its_centre(split, device):
     rays, rgba, _ = draw(PixelSampler(split, device), 500, BOX.to(device))
     assert len(rays) == 500
@@ -75,9 +96,7 @@ def test_the_rays_of_a_pixel_are_spread_evenly_over_it(split, device, side):
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_image_of_each_pixel_is_known(split, device, masked):
-    masks = torch.rand(COUNT, HEIGHT, WIDTH) < 0.4
-    masks[:, 2, 3] = True
-    sampler = PixelSampler(replace(split, masks=masks) if masked else split, device, supersampling=2)
+    sampler = PixelSampler(replace(split, masks=random_masks()) if masked else split, device, supersampling=2)
     _, rgba, numbers = draw(sampler, 300, BOX.to(device))
     images = sampler.images_of(numbers)
     assert images.dtype == torch.int64
@@ -94,11 +113,7 @@ def test_values_are_the_bytes_over_255(split, device):
 
 def test_every_pixel_is_equally_likely(split, device):
     _, rgba, _ = draw(PixelSampler(split, device), 200 * COUNT * HEIGHT * WIDTH, BOX.to(device))
-    camera, row, column, _ = decoded(rgba).unbind(-1)
-    counts = torch.bincount((camera * HEIGHT + row) * WIDTH + column, minlength=COUNT * HEIGHT * WIDTH)
-    # 200 expected, standard deviation 14
-    assert counts.min() > 120
-    assert counts.max() < 280
+    check_drawn_evenly(rgba, torch.ones(COUNT, HEIGHT, WIDTH, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -117,58 +132,38 @@ def test_pixels_of_panoramas_are_drawn_by_their_solid_angle(split, device, maske
         split = replace(split, masks=torch.rand(COUNT, HEIGHT, WIDTH) < 0.6)
         expected *= split.masks
     _, rgba, _ = draw(PixelSampler(split, device), 300_000, BOX.to(device))
-    camera, row, column, _ = decoded(rgba).unbind(-1)
-    counts = torch.zeros(COUNT, HEIGHT, WIDTH)
-    counts.index_put_((camera, row, column), torch.ones(len(camera)), accumulate=True)
+    counts = counted(rgba)
     assert not counts[expected == 0].any()
     # About 600 or more of each pixel, so a standard deviation of at most 4 %.
     torch.testing.assert_close(counts / 300_000, expected / expected.sum(), rtol=0.2, atol=0)
 
 
 def test_masked_pixels_are_never_drawn_and_the_others_equally_often(split, device):
-    masks = torch.rand(COUNT, HEIGHT, WIDTH) < 0.4
-    masks[:, 2, 3] = True
+    masks = random_masks()
     sampler = PixelSampler(replace(split, masks=masks), device)
     _, rgba, _ = draw(sampler, 200 * int(masks.sum()), BOX.to(device))
-    camera, row, column, _ = decoded(rgba).unbind(-1)
-    counts = torch.zeros(COUNT, HEIGHT, WIDTH, dtype=torch.int64)
-    counts.index_put_((camera, row, column), torch.ones(len(camera), dtype=torch.int64), accumulate=True)
-    assert not counts[~masks].any()
-    # 200 expected, standard deviation 14
-    assert counts[masks].min() > 120
-    assert counts[masks].max() < 280
+    check_drawn_evenly(rgba, masks)
 
 
 SIZES = torch.tensor([[WIDTH, 2], [3, HEIGHT], [4, 3]])
+INSIDE = (torch.arange(HEIGHT)[:, None] < SIZES[:, 1, None, None]) & (torch.arange(WIDTH) < SIZES[:, 0, None, None])
 
 
 @pytest.fixture
 def mixed(split) -> Split:
     """The same images, cut to different sizes; the room beside them holds values that no pixel has."""
-    inside = torch.zeros(COUNT, HEIGHT, WIDTH, dtype=torch.bool)
-    for image, (width, height) in zip(inside, SIZES.tolist(), strict=True):
-        image[:height, :width] = True
-    split.images[~inside] = 255
+    split.images[~INSIDE] = 255
     return replace(split, cameras=replace(split.cameras, sizes=SIZES))
 
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_only_pixels_of_images_of_different_sizes_are_drawn_and_equally_often(mixed, device, masked):
-    expected = torch.zeros(COUNT, HEIGHT, WIDTH, dtype=torch.bool)
-    for image, (width, height) in zip(expected, SIZES.tolist(), strict=True):
-        image[:height, :width] = True
-    if masked:
-        mixed = replace(mixed, masks=torch.rand(COUNT, HEIGHT, WIDTH) < 0.6)
-        expected &= mixed.masks
+    mixed = replace(mixed, masks=torch.rand(COUNT, HEIGHT, WIDTH) < 0.6 if masked else None)
+    expected = INSIDE & mixed.masks if masked else INSIDE
     sampler = PixelSampler(mixed, device)
     rays, rgba, numbers = draw(sampler, 200 * int(expected.sum()), BOX.to(device))
+    check_drawn_evenly(rgba, expected)
     camera, row, column, _ = decoded(rgba).unbind(-1)
-    counts = torch.zeros(COUNT, HEIGHT, WIDTH, dtype=torch.int64)
-    counts.index_put_((camera, row, column), torch.ones(len(camera), dtype=torch.int64), accumulate=True)
-    assert not counts[~expected].any()
-    # 200 expected, standard deviation 14
-    assert counts[expected].min() > 120
-    assert counts[expected].max() < 280
     assert torch.equal(sampler.images_of(numbers).cpu(), camera)
     points = torch.stack((column, row), dim=-1) + 0.5
     expected_rays = mixed.cameras.rays(camera, points, BOX)

@@ -29,9 +29,9 @@ def scene() -> Scene:
     return load_blender(FIXTURE, LoadOptions(downscale=8, aabb=((-1.5,) * 3, (1.5,) * 3)))
 
 
-def settings(steps=STEPS, *overrides):
-    chosen = preset("model=dense", "trainer=smoke", *overrides, device="cpu").trainer
-    return replace(chosen, steps=steps, visible_samples=2048, preview_every=0)
+def settings():
+    chosen = preset("model=dense", "trainer=smoke", device="cpu").trainer
+    return replace(chosen, steps=STEPS, visible_samples=2048, preview_every=0)
 
 
 class Tint(Component):
@@ -81,11 +81,13 @@ class Tint(Component):
             self.color.copy_(state["color"])
 
 
-def train(scene, device, component, output=None, steps=STEPS, **options):
+def session_of(scene, *components, device="cpu", **options):
+    return Session(scene, "dense", trainer=settings(), components=components, device=str(device), **options)
+
+
+def train(scene, device, component, output=None):
     torch.manual_seed(1)
-    return Session(
-        scene, "dense", trainer=settings(), components=[component], output=output, device=str(device), seed=3, **options
-    )
+    return session_of(scene, component, output=output, device=device, seed=3)
 
 
 def test_a_component_takes_part_in_every_step(scene, device):
@@ -127,7 +129,7 @@ def test_the_state_of_a_component_is_resumed_to_the_bit(scene, tmp_path):
     second.fit()
     assert torch.equal(component.color, whole.components[-1].color)
     assert torch.equal(second.field.grid.features, whole.field.grid.features)
-    alone = Session(scene, "dense", trainer=settings(), device="cpu")
+    alone = session_of(scene)
     with pytest.raises(ValueError, match="components must be those of the checkpoint, tint, got none"):
         alone.restore(load_checkpoint(tmp_path))
 
@@ -143,11 +145,11 @@ def test_a_state_that_cannot_be_saved_is_named_with_the_file(scene, tmp_path):
 
 def test_parts_have_names_of_their_own(scene):
     with pytest.raises(ValueError, match="components must have names of their own, got 'tint', 'tint'"):
-        Session(scene, "dense", trainer=settings(), components=[Tint(), Tint()], device="cpu")
+        session_of(scene, Tint(), Tint())
     with pytest.raises(TypeError, match=r"components\[0\] must be a voxelfield\.models\.Component, got 'tint'"):
-        Session(scene, "dense", trainer=settings(), components=["tint"], device="cpu")
+        session_of(scene, "tint")
     with pytest.raises(TypeError, match=r"losses\['mine'\] must be a function of outputs and batch, got 0\.5"):
-        Session(scene, "dense", trainer=settings(), losses={"mine": 0.5}, device="cpu")
+        session_of(scene, losses={"mine": 0.5})
 
 
 @pytest.mark.parametrize(
@@ -162,7 +164,7 @@ def test_parts_have_names_of_their_own(scene):
 )
 def test_a_loss_that_is_no_scalar_is_named(scene, value, got):
     losses = {"mine": lambda outputs, batch: value(outputs.pixels)}
-    session = Session(scene, "dense", trainer=settings(), losses=losses, device="cpu")
+    session = session_of(scene, losses=losses)
     with pytest.raises(ValueError, match=rf"^losses\['mine'\] must return {got}$"):
         session.train_step()
 
@@ -170,7 +172,7 @@ def test_a_loss_that_is_no_scalar_is_named(scene, value, got):
 def test_a_component_whose_losses_are_no_mapping_is_named(scene):
     tint = Tint()
     tint.losses = lambda outputs, batch: None
-    session = Session(scene, "dense", trainer=settings(), components=[tint], device="cpu")
+    session = session_of(scene, tint)
     with pytest.raises(ValueError, match=r"^losses of tint must be a mapping of names to terms, got None$"):
         session.train_step()
 
@@ -188,9 +190,7 @@ def test_a_loss_is_added_and_one_of_the_same_name_replaces(scene):
     def photometric(outputs, batch):
         return (outputs.pixels - batch.truth).abs().mean()
 
-    session = Session(
-        scene, "dense", trainer=settings(), losses={"mine": mine, "photometric": photometric}, device="cpu"
-    )
+    session = session_of(scene, losses={"mine": mine, "photometric": photometric})
     session.train_step()
     totals = session._state.training_step.totals.read()
     assert seen["rays"] > 0
@@ -206,7 +206,7 @@ def test_a_sampler_places_the_samples(scene):
         seen.append(settings.step)
         return visible_samples(field, rays, occupancy, replace(settings, step=2 * settings.step), jitter, capacity)
 
-    session = Session(scene, "dense", trainer=settings(), sampler=every_second, device="cpu")
+    session = session_of(scene, sampler=every_second)
     batch = session.train_step()
     assert len(seen) == 1
     assert batch.truth.shape == (len(batch.pixels), 3)
@@ -231,15 +231,10 @@ def test_batches_carry_data_of_images_and_of_pixels(scene, device):
 
 
 def test_a_loop_of_ones_own_trains_as_fit_does(scene):
-    def session():
-        return Session(scene, "dense", trainer=settings(), device="cpu", seed=4)
-
-    fitted = session()
+    fitted, stepped, looped = (session_of(scene, seed=4) for _ in range(3))
     fitted.fit()
-    stepped = session()
     while stepped.step < STEPS:
         stepped.train_step()
-    looped = session()
     assert [looped.step for _ in looped] == list(range(1, STEPS + 1))
     for other in (stepped, looped):
         assert torch.equal(other.field.grid.features, fitted.field.grid.features)
@@ -300,7 +295,7 @@ def test_a_component_without_a_state_is_resumed(scene, tmp_path):
 
     train(scene, torch.device("cpu"), Stateless(), tmp_path).fit()
     train(scene, torch.device("cpu"), Stateless()).restore(load_checkpoint(tmp_path))
-    plain = Session(scene, "dense", trainer=settings(), device="cpu", output=tmp_path / "plain")
+    plain = session_of(scene, output=tmp_path / "plain")
     plain.train_step()
     plain.save()
     train(scene, torch.device("cpu"), Stateless()).restore(load_checkpoint(tmp_path / "plain"))
@@ -313,7 +308,7 @@ def test_a_component_with_the_name_of_another_entry_is_refused(scene, name):
     with pytest.raises(
         ValueError, match=f"components must not have the name of another entry of checkpoints, got '{name}'"
     ):
-        Session(scene, "dense", trainer=settings(), components=[component], device="cpu")
+        session_of(scene, component)
 
 
 @pytest.mark.parametrize("name", ["cameras", "tones"])
@@ -336,7 +331,7 @@ def test_the_settings_of_a_whole_run_leave_no_others(scene):
 
 
 def test_leaving_the_loop_early_saves(scene, tmp_path):
-    session = Session(scene, "dense", trainer=settings(), device="cpu", output=tmp_path)
+    session = session_of(scene, output=tmp_path)
     for _ in session:
         if session.step == 4:
             break

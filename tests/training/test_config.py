@@ -204,6 +204,7 @@ def refusal(*overrides: str) -> str:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
+        # Keys that there are not.
         ("+trainer.stepz=3", "configuration has no key trainer.stepz; did you mean trainer.steps?"),
         ("+model.wdith=128", "configuration has no key model.wdith; did you mean model.width?"),
         ("+sed=1", "configuration has no key sed; did you mean seed?"),
@@ -225,15 +226,7 @@ def refusal(*overrides: str) -> str:
             "configuration has no key trainer.stages[1].resolutoin; did you mean trainer.stages[1].resolution?",
         ),
         ("trainer.stages=[{step: 0, resolution: 8}, {step: 5}]", "configuration lacks trainer.stages[1].resolution"),
-    ],
-)
-def test_keys_that_there_are_not(override, message):
-    assert refusal(override) == message
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
+        # Values of the wrong type.
         ("trainer.steps=many", "trainer.steps must be an integer, got 'many'"),
         ("trainer.steps=1.5", "trainer.steps must be an integer, got 1.5"),
         ("trainer.steps=true", "trainer.steps must be an integer, got True"),
@@ -254,15 +247,7 @@ def test_keys_that_there_are_not(override, message):
         ("data.download=perhaps", "data.download must be true or false, got 'perhaps'"),
         ("data.root=[]", "data.root must be text, got []"),
         ("devices=[]", "devices must be text, or null, got []"),
-    ],
-)
-def test_values_of_the_wrong_type(override, message):
-    assert refusal(override) == message
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
+        # Values that make no sense.
         ("trainer.background=red", "trainer.background must be one of random, white, black, got 'red'"),
         ("trainer.steps=0", "trainer.steps must be at least 1, got 0"),
         ("trainer.image_size=-2", "trainer.image_size must be at least 1, or null, got -2"),
@@ -311,7 +296,7 @@ def test_values_of_the_wrong_type(override, message):
         ),
     ],
 )
-def test_values_that_make_no_sense(override, message):
+def test_what_no_run_can_be_told_is_refused_in_one_line(override, message):
     assert refusal(override) == message
 
 

@@ -41,6 +41,10 @@ def split():
     return Split(images=images, cameras=cameras, names=("r_0", "r_1.5", "test/r_2"))
 
 
+def view_of(rgb):
+    return View(rgb, torch.ones_like(rgb[..., 0]), torch.ones_like(rgb[..., 0]))
+
+
 def _renderer(split, device="cpu", offsets=(0.1, 0.01, 0.02), background=WHITE):
     """Renders the truth, off by a constant for each view (downwards where it would leave [0, 1])."""
 
@@ -48,7 +52,7 @@ def _renderer(split, device="cpu", offsets=(0.1, 0.01, 0.02), background=WHITE):
         assert torch.equal(cameras.c2w.cpu(), split.cameras.c2w)
         truth = composite_background(split.images[index], background).to(device)
         rgb = torch.where(truth > 0.5, truth - offsets[index], truth + offsets[index])
-        return View(rgb=rgb, opacity=torch.ones_like(rgb[..., 0]), depth=torch.ones_like(rgb[..., 0]))
+        return view_of(rgb)
 
     return render
 
@@ -91,9 +95,7 @@ def test_callbacks_may_differentiate(split):
 
 def test_pictures_are_rounded_and_metrics_are_not(split, tmp_path):
     def render(cameras, index):
-        truth = composite_background(split.images[index], WHITE)
-        rgb = truth + 0.3 / 255
-        return View(rgb=rgb, opacity=rgb[..., 0], depth=rgb[..., 0])
+        return view_of(composite_background(split.images[index], WHITE) + 0.3 / 255)
 
     split.images[..., :3].clamp_(max=250)
     split.images[..., 3] = 255
@@ -110,7 +112,7 @@ def test_renders_are_clamped_before_they_are_judged(split):
     def render(cameras, index):
         rgb = torch.full((12, 16, 3), 1.5)
         rgb[0] = 0.9
-        return View(rgb=rgb, opacity=rgb[..., 0], depth=rgb[..., 0])
+        return view_of(rgb)
 
     result = evaluate_split(render, split, WHITE, progress=False)
     clamped = render(None, 0).rgb.clamp(max=1)
@@ -159,8 +161,7 @@ def test_lpips_is_measured_where_it_is_asked_for(split, device):
 
 def test_a_view_that_is_not_finite_is_named_with_lpips_too(split):
     def diverged(cameras, index):
-        rgb = torch.full((12, 16, 3), math.nan)
-        return View(rgb, rgb[..., 0], rgb[..., 0])
+        return view_of(torch.full((12, 16, 3), math.nan))
 
     def compare(prediction, truth):
         assert prediction.isfinite().all()
@@ -184,7 +185,7 @@ def test_no_gradient_is_recorded(split):
     def render(cameras, index):
         rgb = parameter * torch.ones(12, 16, 3)
         assert not rgb.requires_grad
-        return View(rgb=rgb, opacity=rgb[..., 0], depth=rgb[..., 0])
+        return view_of(rgb)
 
     evaluate_split(render, split, WHITE, progress=False)
 
@@ -193,7 +194,7 @@ def test_failures_are_named(split, tmp_path):
     assert evaluate_split(_renderer(split), split, WHITE, views=[], progress=False) == Evaluation((), {})
 
     def wrong_size(cameras, index):
-        return View(torch.zeros(16, 12, 3), torch.zeros(16, 12), torch.zeros(16, 12))
+        return view_of(torch.zeros(16, 12, 3))
 
     with pytest.raises(ValueError, match=r"'r_0' must have shape \(12, 16, 3\), got \(16, 12, 3\)"):
         evaluate_split(wrong_size, split, WHITE, progress=False)
@@ -202,7 +203,7 @@ def test_failures_are_named(split, tmp_path):
         rgb = torch.zeros(12, 16, 3)
         rgb[0, 0] = math.nan
         rgb[0, 1, 2] = math.inf
-        return View(rgb, rgb[..., 0], rgb[..., 0])
+        return view_of(rgb)
 
     with pytest.raises(FloatingPointError, match="'r_0' has 2 pixels"):
         evaluate_split(diverged, split, WHITE, progress=False)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from painted_ball import along_and_beside
 from PIL import ExifTags, Image
-from quick_presets import preset
+from small_pyramid import settings
 from small_sessions import Recorder
 from torch import Tensor
 from torch.nn import functional as F
@@ -204,21 +205,28 @@ def cap(count: int, phase: float) -> Cameras:
     return Cameras(c2w, torch.tensor([[36.0, 36.0, SIZE / 2, SIZE / 2]]).repeat(count, 1), SIZE, SIZE)
 
 
-def photographs(name: str, cameras: Cameras, gain: Tensor, offset: Tensor) -> Split:
-    """Images of a painted ball on nothing, with a gain and an offset (N, 3) of each image."""
+def photographs(name: str, cameras: Cameras, gain: Tensor) -> Split:
+    """Images of a painted ball on nothing, with a gain (N, 3) of each image."""
     images = []
     for camera in range(len(cameras)):
         rays = cameras.image_rays(camera, torch.tensor([[-1.0] * 3, [1.0] * 3]))
-        along = (rays.origins * rays.directions).sum(dim=-1)
-        root = RADIUS**2 - rays.origins.square().sum(dim=-1) + along.square()
+        along, beside = along_and_beside(rays, torch.zeros(3))
+        root = RADIUS**2 - beside
         points = rays.origins + (-along - root.clamp(min=0).sqrt())[:, None] * rays.directions
         waves = points @ torch.tensor([[4.0, 1.0, -3.0], [0.3, 0.2, 0.4], [1.5, -4.0, 3.0]])
-        rgb = (0.4 + 0.3 * torch.sin(waves)) * gain[camera] + offset[camera]
+        rgb = (0.4 + 0.3 * torch.sin(waves)) * gain[camera]
         images.append(torch.cat((rgb, (root > 0).float()[:, None]), dim=-1))
     pixels = (torch.stack(images).view(-1, SIZE, SIZE, 4) * 255).round()
     assert pixels.max() <= 255
     assert pixels.min() >= 0
     return Split(pixels.to(torch.uint8), cameras, tuple(f"{name}{i}" for i in range(len(cameras))))
+
+
+def ball(**gains: Tensor) -> Scene:
+    """Photographs of splits ``train`` and ``test``, as many as there are gains (N, 3) of each."""
+    cameras = {name: cap(len(gain), {"train": 0.0, "test": 0.2}[name]) for name, gain in gains.items()}
+    splits = {name: photographs(name, cameras[name], gain) for name, gain in gains.items()}
+    return Scene("ball", torch.tensor([[-1.0] * 3, [1.0] * 3]), splits)
 
 
 def random_gains(count: int) -> Tensor:
@@ -233,38 +241,15 @@ GAIN = random_gains(16)
 
 @pytest.fixture(scope="module")
 def scene() -> Scene:
-    test = random_gains(4).flip(0)
-    splits = {
-        "train": photographs("train", cap(16, 0.0), GAIN, torch.zeros(16, 3)),
-        "test": photographs("test", cap(4, 0.2), test, torch.zeros(4, 3)),
-    }
-    return Scene("ball", torch.tensor([[-1.0] * 3, [1.0] * 3]), splits)
+    return ball(train=GAIN, test=random_gains(4).flip(0))
 
 
 def session_of(scene: Scene, *overrides: str, output: Path | None = None, **hooks) -> Session:
-    settings = preset(
-        "device=cpu",
-        "model=pyramid",
-        "trainer=cpu",
-        "model.resolutions=[8,16,32]",
-        "model.width=16",
-        "model.hidden=1",
-        "trainer.image_size=null",
-        "trainer.steps=20",
-        "trainer.max_rays=600",
-        "trainer.visible_samples=16384",
-        "trainer.finest_resolution=32",
+    quick = (
+        *("model.width=16", "trainer.steps=20"),
         "trainer.stages=[{step:0,resolution:16},{step:10,resolution:32}]",
-        "trainer.occupancy.resolution=16",
-        "trainer.occupancy.start=20",
-        "trainer.occupancy.every=20",
-        "trainer.preview_every=0",
-        "trainer.evaluation.views=null",
-        "optimizer.grid_lr=0.05",
-        *overrides,
-        name="train_cpu",
     )
-    return Session(scene, settings, output=output, **hooks)
+    return Session(scene, settings(*quick, *overrides), output=output, **hooks)
 
 
 # Colours that do not follow the viewing direction: they would explain exposures, too.
@@ -307,12 +292,7 @@ def gains_by_place(cameras: Cameras) -> Tensor:
 @pytest.fixture(scope="module")
 def measured() -> Scene:
     """Photographs by a camera that measures the light, the same without, and views that are held out."""
-    train, test = cap(40, 0.0), cap(4, 0.2)
-    splits = {
-        "train": photographs("train", train, gains_by_place(train), torch.zeros(40, 3)),
-        "test": photographs("test", test, gains_by_place(test), torch.zeros(4, 3)),
-    }
-    return Scene("ball", torch.tensor([[-1.0] * 3, [1.0] * 3]), splits)
+    return ball(train=gains_by_place(cap(40, 0.0)), test=gains_by_place(cap(4, 0.2)))
 
 
 def test_views_held_out_have_the_exposure_of_photographs_nearby(measured, tmp_path):
@@ -345,13 +325,11 @@ def test_exposures_that_exif_states_begin_the_gains_and_are_those_of_views_held_
     draw = torch.Generator().manual_seed(2)
     lights = {name: (torch.rand(count, generator=draw) - 0.5).exp() for name, count in (("train", 16), ("test", 4))}
     gains = {name: (light[:, None] ** torch.tensor([0.5, 0.55, 0.6])) for name, light in lights.items()}
-    cameras = {"train": cap(16, 0.0), "test": cap(4, 0.2)}
-    plain = {n: photographs(n, cameras[n], gains[n], torch.zeros(len(gains[n]), 3)) for n in gains}
-    stated = {name: with_exif(split, tmp_path, lights[name]) for name, split in plain.items()}
-    partly = {"train": stated["train"], "test": plain["test"]}
-    box, found = torch.tensor([[-1.0] * 3, [1.0] * 3]), {}
-    for name, splits in (("plain", plain), ("stated", stated)):
-        session = session_of(Scene("ball", box, splits), "trainer.exposure=auto", *FITTED, output=tmp_path / name)
+    plain, found = ball(**gains), {}
+    stated = {name: with_exif(split, tmp_path, lights[name]) for name, split in plain.splits.items()}
+    scenes = {"plain": plain, "stated": replace(plain, splits=stated)}
+    for name, scene in scenes.items():
+        session = session_of(scene, "trainer.exposure=auto", *FITTED, output=tmp_path / name)
         start, _ = session.component(AffineExposure).corrections()
         wanted = lights["train"].log() - lights["train"].log().mean()
         torch.testing.assert_close(start.detach().log()[:, 1], wanted / 2.2 if name == "stated" else 0 * wanted)
@@ -359,21 +337,21 @@ def test_exposures_that_exif_states_begin_the_gains_and_are_those_of_views_held_
         found[name] = session.evaluate(progress=False).psnr
     assert found["stated"] > found["plain"] + 4, found
     # The slopes are those of the photographs, not of gamma 2.2.
-    logs = session.component(AffineExposure).predict(cameras["test"].c2w, lights["test"].log())[0].log()
+    logs = session.component(AffineExposure).predict(plain.test.cameras.c2w, lights["test"].log())[0].log()
     expected = (lights["test"].log() - lights["train"].log().mean())[:, None] * torch.tensor([0.5, 0.55, 0.6])
     torch.testing.assert_close(logs, expected, atol=0.05, rtol=0)
     saved = load(tmp_path / "stated", device="cpu")
     assert saved.evaluate(stated["test"], progress=False).psnr == found["stated"]
-    assert saved.evaluate(partly["test"], progress=False).psnr < found["stated"] - 4, "of views without EXIF"
-    again = session_of(Scene("ball", box, plain), "trainer.exposure=auto", *FITTED)
+    assert saved.evaluate(plain.test, progress=False).psnr < found["stated"] - 4, "of views without EXIF"
+    again = session_of(plain, "trainer.exposure=auto", *FITTED)
     again.restore(load_checkpoint(tmp_path / "stated"))
     assert again.evaluate(progress=False).psnr < found["stated"] - 4
-    affine = session_of(Scene("ball", box, stated), "trainer.exposure=affine", *FITTED)
+    affine = session_of(scenes["stated"], "trainer.exposure=affine", *FITTED)
     assert not affine.component(AffineExposure).log_gain.any()
 
 
 def test_exposures_are_known_only_if_exif_states_all(tmp_path, monkeypatch):
-    split = with_exif(photographs("x", cap(3, 0.0), GAIN[:3], torch.zeros(3, 3)), tmp_path, torch.tensor([1.0, 2, 4]))
+    split = with_exif(photographs("x", cap(3, 0.0), GAIN[:3]), tmp_path, torch.tensor([1.0, 2, 4]))
     torch.testing.assert_close(exif_exposures(split.paths), torch.tensor([1.0, 2, 4]).log(), atol=1e-5, rtol=0)
     assert exif_exposures(()) is None
     once = split.exposures
@@ -400,9 +378,7 @@ def test_exposures_are_known_only_if_exif_states_all(tmp_path, monkeypatch):
 
 
 def test_exposures_that_do_not_vary_are_given_up(measured, tmp_path, caplog):
-    train = measured.train
-    alike = photographs("train", train.cameras, torch.ones(40, 3), torch.zeros(40, 3))
-    scene = Scene("ball", measured.aabb, {"train": alike, "test": measured.test})
+    scene = replace(measured, splits={**ball(train=torch.ones(40, 3)).splits, "test": measured.test})
     options = ("trainer.exposure=auto", *FITTED, "trainer.stages=[{step:0,resolution:16},{step:200,resolution:32}]")
     options += ("trainer.steps=220", "trainer.loss.exposure=0", "optimizer.exposure_lr=0.01")
     session = session_of(scene, *options, output=tmp_path)

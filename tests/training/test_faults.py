@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import short_runs
 import torch
 from file_limits import files_at_most
 from quick_presets import preset
@@ -45,20 +46,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = (
-    "scene=lego",
-    "data.root=tests/fixtures",
-    "model=dense",
-    "trainer=smoke",
+    *short_runs.TINY,
     "trainer.steps=12",
-    "trainer.image_size=25",
-    "trainer.visible_samples=4096",
     "trainer.log_every=2",
-    "trainer.preview_every=0",
     "trainer.checkpoint_every=4",
-    "trainer.stages=[{step: 0, resolution: 12}]",
-    "trainer.occupancy.resolution=12",
-    "trainer.evaluation.views=1",
-    "trainer.evaluation.video_frames=0",
+    "trainer.evaluation.report=true",
     "logger=none",
 )
 

@@ -38,9 +38,13 @@ def open_folder(path, wanted=PNG, path_of=None, **options):
     return FrameFolder(path, path_of or cameras(), *wanted, 4.0, {"run": "a", "steps": 7}, **options)
 
 
+def save(path, index, wanted=PNG):
+    with open_folder(path, wanted) as folder:
+        folder.save(index, view())
+
+
 def test_a_depth_lies_beside_each_image_with_its_unit_noted(tmp_path):
-    with open_folder(tmp_path, DEPTH) as folder:
-        folder.save(1, view())
+    save(tmp_path, 1, DEPTH)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0001.png", "0001_depth.png", DESCRIPTION]
     unit = json.loads((tmp_path / DESCRIPTION).read_text())["depth_unit"]
     with Image.open(tmp_path / "0001_depth.png") as image:
@@ -53,8 +57,7 @@ def test_a_depth_lies_beside_each_image_with_its_unit_noted(tmp_path):
 
 def test_an_exr_contains_light_opacity_and_depth(tmp_path):
     exr = pytest.importorskip("OpenEXR")
-    with open_folder(tmp_path, EXR) as folder:
-        folder.save(0, view())
+    save(tmp_path, 0, EXR)
     with exr.File(str(tmp_path / "0000.exr"), separate_channels=True) as file:
         channels = {name: channel.pixels for name, channel in file.channels().items()}
     np.testing.assert_array_equal(channels["A"], view().opacity.numpy())
@@ -72,8 +75,7 @@ def test_existing_frames_remain(tmp_path):
     with open_folder(tmp_path) as folder:
         assert folder.has(0)
         assert not folder.has(1)
-    with open_folder(tmp_path / "deep", DEPTH) as folder:
-        folder.save(0, view())
+    save(tmp_path / "deep", 0, DEPTH)
     (tmp_path / "deep" / "0000_depth.png").unlink()
     assert not open_folder(tmp_path / "deep", DEPTH).has(0), "both files make a frame"
 
@@ -83,8 +85,7 @@ def test_existing_frames_remain(tmp_path):
     [(PNG, cameras(shift=0.5)), (PNG, cameras(4)), (DEPTH, cameras())],
 )
 def test_frames_of_another_path_are_refused_and_deleted_only_on_demand(tmp_path, wanted, path):
-    with open_folder(tmp_path) as folder:
-        folder.save(0, view())
+    save(tmp_path, 0)
     with pytest.raises(ValueError, match=f"^{tmp_path} contains frames of another run, path or size"):
         open_folder(tmp_path, wanted, path)
     assert (tmp_path / "0000.png").is_file()
@@ -140,8 +141,7 @@ def test_only_frames_are_deleted(tmp_path):
 
 
 def test_a_foreign_picture_with_the_name_of_a_frame_is_refused(tmp_path):
-    with open_folder(tmp_path) as folder:
-        folder.save(0, view())
+    save(tmp_path, 0)
     Image.new("RGB", (8, 6)).save(tmp_path / "0001.png")
     for overwrite in (False, True):
         with pytest.raises(FileExistsError, match=r"0001\.png has the name of a frame"):
@@ -163,16 +163,12 @@ def test_lenses_belong_to_a_path(tmp_path):
 def test_a_full_disk_is_told_and_leaves_whole_frames(tmp_path, wanted):
     pytest.importorskip("OpenEXR")
 
-    def render(index: int) -> None:
-        with open_folder(tmp_path, wanted) as folder:
-            folder.save(index, view())
-
-    render(0)
+    save(tmp_path, 0, wanted)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     size = (tmp_path / f"0000.{wanted[0]}").stat().st_size
     for limit in (100, size // 2, size - 1):
         with files_at_most(limit), pytest.raises(OSError, match=r"0001\S*\.(exr|png)"):
-            render(1)
+            save(tmp_path, 1, wanted)
         assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.name != "0001_depth.png"} == before
         (tmp_path / "0001_depth.png").unlink(missing_ok=True)  # of which there was room for the whole
 

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from rendered_batch import rendered
+from torch import Tensor
 
 from voxelfield.components.structure import structure_weights, variance_weighted_mse
 from voxelfield.evaluation.metrics import ssim
@@ -59,6 +60,12 @@ def make_config(**values) -> LossConfig:
     return LossConfig(**nothing | {"tv_every": 1, "tv_until": 100} | values)
 
 
+def terms_of(rendering: Rendering, pixels: Tensor, truth: Tensor, field_truth: Tensor | None = None, **weights: float):
+    """The weighted terms of a rendering."""
+    batch = rendered(rendering, pixels, truth, field_truth=field_truth)
+    return losses.rendering_terms(make_config(**weights)).losses(*batch)
+
+
 def batch_of(rendering: Rendering) -> tuple[Outputs, Batch]:
     """One ray a pixel, all black as they should be: for terms that look at neither."""
     black = torch.zeros_like(rendering.rgb)
@@ -76,8 +83,7 @@ def test_every_term_has_a_weight_that_is_switched_off_by_zero():
 def test_photometric_is_the_mean_over_pixels_and_channels(device):
     pixels = torch.tensor([[0.5, 0.0, 1.0], [0.25, 0.5, 0.0], [0.0, 0.0, 0.0]], device=device, requires_grad=True)
     truth = torch.tensor([[0.0, 0.0, 1.0], [0.25, 1.0, 1.0], [0.0, 0.0, 0.0]], device=device)
-    batch = rendered(make_rendering(device=device), pixels, truth)
-    (loss,) = losses.rendering_terms(make_config()).losses(*batch).values()
+    (loss,) = terms_of(make_rendering(device=device), pixels, truth).values()
     assert loss.item() == pytest.approx((0.25 + 0.25 + 1) / 9)
     loss.backward()
     torch.testing.assert_close(pixels.grad, (pixels.detach() - truth) * 2 / 9)
@@ -105,13 +111,18 @@ def test_weights_of_pixels_multiply_all_errors_of_colours(device):
         torch.testing.assert_close(terms[name], value.to(terms[name].dtype), rtol=1e-4, atol=1e-7, msg=name)
 
 
+def weights_of(photograph: Tensor) -> Tensor:
+    """The weights (H, W) of the pixels of an opaque photograph (H, W, 3), in [0, 1]."""
+    rgba = torch.cat((photograph, torch.ones_like(photograph[..., :1])), dim=-1)
+    return structure_weights((rgba * 255).round().to(torch.uint8)[None])[0].float().to(photograph.device) / 255
+
+
 def test_structure_is_the_dissimilarity_of_an_image_with_small_errors(device):
     # texture whose contrast grows from left to right, and noise of the same strength everywhere
     contrast = torch.linspace(0, 0.2, 64, device=device)[:, None]
     truth = ((0.5 + contrast * torch.randn(64, 64, 3, device=device)).clamp(0, 1) * 255).round() / 255
     pixels = truth + 0.005 * torch.randn(64, 64, 3, device=device)
-    rgba = torch.cat((truth, torch.ones_like(truth[..., :1])), dim=-1)
-    weights = structure_weights((rgba * 255).round().to(torch.uint8)[None])[0].float().to(device) / 255
+    weights = weights_of(truth)
     inner = slice(5, -5)
     batch = rendered(
         make_rendering(opacity=(1.0,) * 54**2, device=device),
@@ -125,8 +136,7 @@ def test_structure_is_the_dissimilarity_of_an_image_with_small_errors(device):
 
 def test_structure_counts_a_constant_offset_in_full_where_the_photograph_is_flat(device):
     truth = torch.full((12, 12, 3), 102 / 255, device=device)
-    rgba = torch.cat((truth, torch.ones_like(truth[..., :1])), dim=-1)
-    weights = structure_weights((rgba * 255).round().to(torch.uint8)[None])[0].float().to(device) / 255
+    weights = weights_of(truth)
     rendering = make_rendering(opacity=(1.0,) * 144, device=device)
     pixels = truth + 0.01
     batch = rendered(rendering, pixels.flatten(0, 1), truth.flatten(0, 1), structure=weights.flatten())
@@ -151,7 +161,7 @@ def test_structure_is_a_weighted_mean_over_pixels_all_of_whose_rays_count(device
 def test_sample_rgb_is_weighted_by_sample_and_averaged_over_rays(device):
     rendering = make_rendering(device=device)
     truth = torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.5, 0.0, 1.0]], device=device)
-    loss = losses.rendering_terms(make_config(sample_rgb=1.0)).losses(*rendered(rendering, truth, truth))["sample_rgb"]
+    loss = terms_of(rendering, truth, truth, sample_rgb=1.0)["sample_rgb"]
     # squared errors 1, 0 and 0.5; the ray without samples counts in the mean
     assert loss.item() == pytest.approx((0.5 * 1 + 0.25 * 0 + 0.5 * 0.5) / 3)
     loss.backward()
@@ -163,9 +173,8 @@ def test_sample_rgb_is_weighted_by_sample_and_averaged_over_rays(device):
 def test_samples_are_compared_with_what_the_fields_colours_should_be(device):
     rendering = make_rendering(device=device)
     truth = torch.rand(3, 3, device=device)
-    config = make_config(sample_rgb=1.0)
-    exposed = losses.rendering_terms(config).losses(*rendered(rendering, 0.5 * truth, 0.5 * truth, field_truth=truth))
-    expected = losses.rendering_terms(config).losses(*rendered(rendering, truth, truth))
+    exposed = terms_of(rendering, 0.5 * truth, 0.5 * truth, field_truth=truth, sample_rgb=1.0)
+    expected = terms_of(rendering, truth, truth, sample_rgb=1.0)
     assert exposed["photometric"] == 0
     assert exposed["sample_rgb"] == expected["sample_rgb"] > 0
 
@@ -217,9 +226,7 @@ def test_terms_without_samples_are_zero_and_differentiable(device):
         rays_kept=torch.tensor(2, device=device),
     )
     truth = torch.full((2, 3), 0.5, device=device)
-    config = make_config(sample_rgb=1.0, sparsity=1.0)
-    batch = rendered(rendering, rendering.over(torch.zeros(3, device=device)), truth)
-    terms = losses.rendering_terms(config).losses(*batch)
+    terms = terms_of(rendering, rendering.over(torch.zeros(3, device=device)), truth, sample_rgb=1.0, sparsity=1.0)
     assert {name: value.item() for name, value in terms.items()} == {
         "photometric": 0.25,
         "sample_rgb": 0.0,
@@ -230,9 +237,9 @@ def test_terms_without_samples_are_zero_and_differentiable(device):
 
 def test_terms_carry_their_weights_and_absent_ones_are_left_out():
     rendering, prediction, truth = make_rendering(), torch.full((3, 3), 0.5), torch.ones(3, 3)
-    assert set(losses.rendering_terms(make_config()).losses(*rendered(rendering, prediction, truth))) == {"photometric"}
-    config = make_config(sample_rgb=2.0, distortion=5.0, opacity_entropy=3.0, sparsity=4.0)
-    terms = losses.rendering_terms(config).losses(*rendered(rendering, prediction, truth))
+    assert set(terms_of(rendering, prediction, truth)) == {"photometric"}
+    weights = {"sample_rgb": 2.0, "distortion": 5.0, "opacity_entropy": 3.0, "sparsity": 4.0}
+    terms = terms_of(rendering, prediction, truth, **weights)
     expected = {
         "photometric": 0.25,
         # squared errors 2, 3 and 0.75, of weight 0.5, 0.25 and 0.5
@@ -254,9 +261,7 @@ def test_a_pixel_of_which_a_ray_had_no_room_does_not_count():
         rays_kept=3,
     )
     pixels, truth = torch.tensor([[0.5] * 3, [5.0] * 3]), torch.tensor([[0.25] * 3, [0.0] * 3])
-    terms = losses.rendering_terms(make_config(sample_rgb=1.0, distortion=1.0)).losses(
-        *rendered(rendering, pixels, truth)
-    )
+    terms = terms_of(rendering, pixels, truth, sample_rgb=1.0, distortion=1.0)
     assert terms["photometric"].item() == pytest.approx((0.5 - 0.25) ** 2)
     first, second = 0.75**2 + 2 * 0.25**2, 1.0
     assert terms["sample_rgb"].item() == pytest.approx((0.75 * first + second) / 3)
@@ -278,7 +283,7 @@ def test_rays_without_room_count_for_nothing(device):
     prediction = torch.rand(3, 3, device=device)
     prediction[2:] = torch.nan
     rendering.density.data[2] = 100.0
-    terms = losses.rendering_terms(make_config(**settings)).losses(*rendered(rendering, prediction, truth))
+    terms = terms_of(rendering, prediction, truth, **settings)
 
     alone = make_rendering(
         weights=(0.5, 0.25),
@@ -287,7 +292,7 @@ def test_rays_without_room_count_for_nothing(device):
         opacity=(0.75, 0.0),
         device=device,
     )
-    expected = losses.rendering_terms(make_config(**settings)).losses(*rendered(alone, prediction[:2], truth[:2]))
+    expected = terms_of(alone, prediction[:2], truth[:2], **settings)
     for name, term in expected.items():
         torch.testing.assert_close(terms[name], term, msg=name)
     torch.stack(list(terms.values())).sum().backward()
@@ -296,10 +301,9 @@ def test_rays_without_room_count_for_nothing(device):
 
 
 def test_no_ray_taken_is_no_loss(device):
-    nothing = {"weights": (0.0,) * 3, "opacity": (0.0,) * 3, "rays_kept": 0}
-    config = make_config(sample_rgb=1.0, distortion=1.0, opacity_entropy=1.0)
+    nothing = make_rendering(weights=(0.0,) * 3, opacity=(0.0,) * 3, rays_kept=0, device=device)
     pixels, truth = torch.ones(3, 3, device=device), torch.zeros(3, 3, device=device)
-    terms = losses.rendering_terms(config).losses(*rendered(make_rendering(**nothing, device=device), pixels, truth))
+    terms = terms_of(nothing, pixels, truth, sample_rgb=1.0, distortion=1.0, opacity_entropy=1.0)
     assert {name: term.item() for name, term in terms.items()} == dict.fromkeys(terms, 0.0)
     assert len(terms) == 4
 

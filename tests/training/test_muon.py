@@ -24,6 +24,11 @@ def matrices_of(device: torch.device, scale: float = 1.0) -> list[nn.Parameter]:
     return [nn.Parameter(scale * torch.randn(shape).to(device)) for shape in SHAPES]
 
 
+def small_field(device: torch.device | str) -> RadianceField:
+    decoder = ColorMLPDecoder(4, 16, 2, 1, DensityActivation(10.0, 0.1))
+    return RadianceField(VoxelGrid(4, decoder.channels, ((0, 0, 0), (1, 1, 1))), decoder).to(device)
+
+
 def reference(gradient: torch.Tensor, mean: torch.Tensor, momentum: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean of gradients after a step, and the direction of the step, in float64 and without padding."""
     mean = momentum * mean + (1 - momentum) * gradient
@@ -195,8 +200,7 @@ def test_every_parameter_has_one_optimizer(device, rule):
 
 
 def test_parameters_with_a_rate_of_their_own_are_left_to_it(device):
-    decoder = ColorMLPDecoder(4, 16, 2, 1, DensityActivation(10.0, 0.1))
-    field = RadianceField(VoxelGrid(4, decoder.channels, ((0, 0, 0), (1, 1, 1))), decoder).to(device)
+    field = small_field(device)
     first = field.decoder.network[0].weight
     optimizers = optimizers_of(model_of(field), OptimizerConfig(), RatesConfig(), first=([first], 0.25))
     before = first.detach().clone()
@@ -207,12 +211,8 @@ def test_parameters_with_a_rate_of_their_own_are_left_to_it(device):
 
 
 def test_a_checkpoint_carries_the_momentum_and_leaves_the_rate_as_configured(device):
-    def build():
-        decoder = ColorMLPDecoder(4, 16, 2, 1, DensityActivation(10.0, 0.1))
-        field = RadianceField(VoxelGrid(4, decoder.channels, ((0, 0, 0), (1, 1, 1))), decoder).to(device)
-        return field, optimizers_of(model_of(field), OptimizerConfig(), RatesConfig())
-
-    (field, optimizers), (_, resumed) = build(), build()
+    field, other = small_field(device), small_field(device)
+    optimizers, resumed = (optimizers_of(model_of(each), OptimizerConfig(), RatesConfig()) for each in (field, other))
     field.decoder.network[0].weight.square().sum().backward()
     optimizers.step()
     resumed.load_state_dict(copy.deepcopy(optimizers.state_dict()))
@@ -226,8 +226,7 @@ def test_a_checkpoint_carries_the_momentum_and_leaves_the_rate_as_configured(dev
 
 
 def test_a_group_must_not_have_the_name_of_an_optimizer_of_the_field():
-    decoder = ColorMLPDecoder(4, 16, 2, 1, DensityActivation(10.0, 0.1))
-    field = RadianceField(VoxelGrid(4, decoder.channels, ((0, 0, 0), (1, 1, 1))), decoder)
+    field = small_field("cpu")
     group = {"matrices": ([field.decoder.network[0].bias], 0.1)}
     with pytest.raises(ValueError, match=r"^groups must not have the name of the field's own .*, got 'matrices'$"):
         optimizers_of(model_of(field), OptimizerConfig(), RatesConfig(), **group)

@@ -6,7 +6,6 @@ import logging
 import re
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,8 +14,6 @@ from quick_presets import preset
 
 from voxelfield import progress
 from voxelfield.cli.command import ShortFormatter, TerminalHandler
-from voxelfield.datasets.blender import load_blender
-from voxelfield.datasets.options import LoadOptions
 from voxelfield.progress import Progress, size_in_words, tracked
 from voxelfield.rendering.render import View
 from voxelfield.training import session
@@ -144,9 +141,8 @@ def test_sizes_are_those_of_files_and_folders(tmp_path):
     assert (size_in_words(tmp_path / "a.glb"), size_in_words(tmp_path)) == ("3.21 kB", "2.00 MB")
 
 
-def test_a_notebook_shows_a_picture_that_sharpens(monkeypatch, caplog):
+def test_a_notebook_shows_a_picture_that_sharpens(scene, monkeypatch, caplog):
     ipython = pytest.importorskip("IPython.display")
-    scene = load_blender(Path(__file__).parents[1] / "fixtures" / "lego", LoadOptions(downscale=4))
     small = ("model=dense", "trainer=smoke", "trainer.steps=4", "trainer.stages=[{step: 0, resolution: 12}]")
     shown: list[View] = []
 

@@ -60,6 +60,14 @@ def part_of(state: dict[str, Any], prefix: str) -> dict[str, Any]:
     return {name: value for name, value in state["model"].items() if name.startswith(prefix)}
 
 
+def with_field(change: Callable[[str, Any], Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def changed(state: dict[str, Any]) -> dict[str, Any]:
+        field = {name: change(name, values) for name, values in part_of(state, "field.").items()}
+        return state | {"model": state["model"] | field}
+
+    return changed
+
+
 WRONG = {
     "no configuration": without("config"),
     "no model": without("model"),
@@ -72,17 +80,12 @@ WRONG = {
     "step below 0": with_other(step=-5),
     "step of 400 digits": with_other(step="9" * 400),
     "seconds that are a tensor": with_other(train_seconds=torch.ones(3)),
-    "field of another shape": lambda state: (
-        state | {"model": state["model"] | {k: v[..., :1] for k, v in part_of(state, "field.").items()}}
-    ),
-    "field without vertices along x": lambda state: (
-        state
-        | {"model": state["model"] | {k: v[:0] for k, v in part_of(state, "field.").items() if k.endswith("features")}}
+    "field of another shape": with_field(lambda name, values: values[..., :1]),
+    "field without vertices along x": with_field(
+        lambda name, values: values[:0] if name.endswith("features") else values
     ),
     "model that is no mapping": with_other(model=3),
-    "field of lists": lambda state: (
-        state | {"model": state["model"] | {name: [1.0] for name in part_of(state, "field.")}}
-    ),
+    "field of lists": with_field(lambda name, values: [1.0]),
     "occupied cells that are numbers": lambda state: (
         state | {"model": state["model"] | {"occupancy.occupied": torch.ones(2)}}
     ),

@@ -14,10 +14,13 @@ import torch
 from quick_presets import preset
 
 from voxelfield.datasets.blender import load_blender
+from voxelfield.datasets.scene import Split
+from voxelfield.models.model import Model
 from voxelfield.models.training import MemoryEstimate
 from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY
 from voxelfield.runs import train as run_training
 from voxelfield.runs.train import load_configured_scene, train_as_configured
+from voxelfield.settings import RunConfig
 from voxelfield.trained.trained_model import untrained_model
 from voxelfield.training import session
 from voxelfield.training.memory import check_memory, estimate_memory, place_of_images
@@ -31,6 +34,12 @@ def estimated(*overrides) -> MemoryEstimate:
     settings = preset(*SMALL, *overrides, name="train")
     scene = load_configured_scene(settings, ROOT)
     return estimate_memory(untrained_model(settings, "meta"), settings, scene.train)
+
+
+def small() -> tuple[RunConfig, Split, Model]:
+    """The settings of a small run, its training images and its model without memory."""
+    settings = preset(*SMALL, name="train")
+    return settings, load_configured_scene(settings, ROOT).train, untrained_model(settings, "meta")
 
 
 def say_free(monkeypatch, free: int) -> None:
@@ -66,10 +75,9 @@ def test_sparse_levels_count_with_all_the_blocks_that_they_may_have():
 
 
 def test_masks_cost_a_number_for_each_pixel_that_counts():
-    settings = preset(*SMALL, name="train")
-    train = load_configured_scene(settings, ROOT).train
+    settings, train, model = small()
     masks = torch.rand(train.images.shape[:3]) < 0.5
-    estimate = estimate_memory(untrained_model(settings, "meta"), settings, replace(train, masks=masks))
+    estimate = estimate_memory(model, settings, replace(train, masks=masks))
     assert estimate.images == train.images.numel() + 4 * int(masks.sum())
 
 
@@ -79,15 +87,13 @@ def test_structure_costs_a_byte_for_each_pixel():
 
 
 def test_data_of_pixels_counts_as_much_as_it_takes():
-    settings = preset(*SMALL, name="train")
-    train = load_configured_scene(settings, ROOT).train
+    settings, train, model = small()
     pixels = train.images.shape[:3]
     carried = {
         "depth": torch.zeros(pixels),
         "depth_weight": torch.zeros(pixels).half(),
         "time": torch.zeros(len(train)),
     }
-    model = untrained_model(settings, "meta")
     without, with_depths = (estimate_memory(model, settings, replace(train, extras=extras)) for extras in ({}, carried))
     assert with_depths == replace(without, images=without.images * 10 // 4)
 
@@ -109,9 +115,7 @@ def test_levels_that_are_added_up_need_all_their_memory_but_samples_of_one_level
 
 
 def test_images_on_the_host_take_no_memory_of_the_device():
-    settings = preset(*SMALL, name="train")
-    train = load_configured_scene(settings, ROOT).train
-    model = untrained_model(settings, "meta")
+    settings, train, model = small()
     here, there = (estimate_memory(model, settings, train, images=place) for place in ("device", "host"))
     assert here.images == train.images.numel()
     assert there == replace(here, images=0)
