@@ -183,6 +183,11 @@ def run(*command: str, package: Path, tree: Path = ROOT) -> subprocess.Completed
     return subprocess.run([sys.executable, *command], cwd=tree, env=environment, capture_output=True, text=True)
 
 
+def succeed(*command: str, package: Path, tree: Path = ROOT) -> None:
+    done = run(*command, package=package, tree=tree)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("installed")
@@ -196,11 +201,9 @@ def test_components_of_other_packages_train_and_are_resumed(package: Path, tmp_p
     options = [option for _, chosen in PACKAGES.values() for option in chosen]
     folders = {name: f"hydra.run.dir={tmp_path / name}" for name in ("whole", "again", "without")}
     options.append("trainer.keep_checkpoints=true")
-    done = run("train.py", *QUICK, *options, folders["whole"], package=package)
-    assert done.returncode == 0, done.stderr[-3000:]
+    succeed("train.py", *QUICK, *options, folders["whole"], package=package)
     half_way = f"resume={tmp_path / 'whole' / 'checkpoint_0000010.pt'}"
-    done = run("train.py", *QUICK, *options, half_way, folders["again"], package=package)
-    assert done.returncode == 0, done.stderr[-3000:]
+    succeed("train.py", *QUICK, *options, half_way, folders["again"], package=package)
     whole, resumed = (load_checkpoint(tmp_path / each) for each in ("whole", "again"))
     assert differences(whole, resumed) == ["state.train_seconds", "state.config.resume"]
     assert whole["gain"]["logs"].all()
@@ -224,8 +227,7 @@ for name in ("all", "bright", "gain", "skylight", "lion"):
     torch.save(session.field.state_dict(), f"{sys.argv[1]}/{name}.pt")
 """
     given = [option for option in QUICK if not option.startswith("device")]
-    done = run("-c", program, str(tmp_path), *given, *options, package=package)
-    assert done.returncode == 0, done.stderr[-3000:]
+    succeed("-c", program, str(tmp_path), *given, *options, package=package)
     field = {key.removeprefix("field."): value for key, value in whole["model"].items() if key.startswith("field.")}
     assert differences(torch.load(tmp_path / "all.pt"), field) == []
     for name in PACKAGES:
@@ -363,7 +365,6 @@ def test_a_component_of_ours_computes_the_same_outside(tmp_path: Path) -> None:
     states = []
     for name, where in (("inside", ROOT), ("outside", tree)):
         options = ("trainer.loss.sharpness=1", f"hydra.run.dir={tmp_path / name}")
-        done = run("train.py", *QUICK, *options, package=tmp_path / ("tree" if name == "inside" else ""), tree=where)
-        assert done.returncode == 0, done.stderr[-3000:]
+        succeed("train.py", *QUICK, *options, package=tmp_path / ("tree" if name == "inside" else ""), tree=where)
         states.append(load_checkpoint(tmp_path / name))
     assert differences(*states) == ["state.train_seconds"]

@@ -231,10 +231,12 @@ def test_batches_carry_data_of_images_and_of_pixels(scene, device):
 
 
 def test_a_loop_of_ones_own_trains_as_fit_does(scene):
-    fitted, stepped, looped = (session_of(scene, seed=4) for _ in range(3))
+    fitted = session_of(scene, seed=4)
     fitted.fit()
+    stepped = session_of(scene, seed=4)
     while stepped.step < STEPS:
         stepped.train_step()
+    looped = session_of(scene, seed=4)
     assert [looped.step for _ in looped] == list(range(1, STEPS + 1))
     for other in (stepped, looped):
         assert torch.equal(other.field.grid.features, fitted.field.grid.features)

@@ -52,7 +52,7 @@ def test_progress_logs_lines_without_a_terminal(caplog, capsys, clock):
             progress.update(step, note=(lambda: "PSNR 28.31 dB") if due else _unread, rays=4096)
             # 0.1 is not exact in binary: start the next interval on time
             clock.now = round(clock.now, 6)
-    assert [record.getMessage() for record in caplog.records] == [
+    assert caplog.messages == [
         "step 300/1000 (30 %), PSNR 28.31 dB, 41.0k rays/s, ETA 01:10",
         "step 400/1000 (40 %), PSNR 28.31 dB, 41.0k rays/s, ETA 01:00",
     ]
@@ -65,7 +65,7 @@ def test_progress_shows_the_last_step(caplog, clock):
     for step in (1, 2, 3):
         progress.update(step, note=lambda: "PSNR 30.00 dB")
     progress.close()
-    assert [record.getMessage() for record in caplog.records] == ["step 3/3 (100 %), PSNR 30.00 dB, ETA 00:00"]
+    assert caplog.messages == ["step 3/3 (100 %), PSNR 30.00 dB, ETA 00:00"]
 
 
 def test_progress_does_not_count_pauses(caplog, clock):
@@ -77,9 +77,7 @@ def test_progress_does_not_count_pauses(caplog, clock):
     progress.update(50, note=_unread, rays=1_000_000)
     clock.now += 5
     progress.update(100, note=lambda: "PSNR 29.00 dB", rays=2_000_000)
-    assert [record.getMessage() for record in caplog.records] == [
-        "step 100/200 (50 %), PSNR 29.00 dB, 300k rays/s, ETA 00:10"
-    ]
+    assert caplog.messages == ["step 100/200 (50 %), PSNR 29.00 dB, 300k rays/s, ETA 00:10"]
 
 
 def test_progress_draws_a_bar_on_a_terminal(caplog, clock, monkeypatch):

@@ -172,7 +172,6 @@ class DividedRows:
         self._local = local if len(local) > 0 else local.new_zeros(1, *local.shape[1:])
 
     def __len__(self) -> int:
-        """Number of rows of all processes."""
         return self._total
 
     def __getitem__(self, index: Tensor) -> Tensor:

@@ -247,14 +247,12 @@ class TrainerConfig(Group):
     def sampling(self) -> Sampling:
         """How the model samples rays and draws views."""
         return Sampling(
-            self.render.voxels_per_step,
-            self.render.min_transmittance,
-            self.render.min_weight,
-            getattr(torch, self.precision),
-            self.evaluation.supersampling,
-            self.pixel_averaging,
-            self.evaluation_background,
-            self.chunk,
+            **vars(self.render),
+            precision=getattr(torch, self.precision),
+            supersampling=self.evaluation.supersampling,
+            pixel_averaging=self.pixel_averaging,
+            background=self.evaluation_background,
+            chunk=self.chunk,
         )
 
     def with_rays_that_miss(self, share: float) -> TrainerConfig:

@@ -88,22 +88,19 @@ class Checkpoints:
     @contextlib.contextmanager
     def locked_output(self, wait: bool) -> Iterator[None]:
         """Locks the output folder for a block that saves, and until :meth:`wait`, which ``wait`` calls at its end."""
+        locks = self._writes and (self._lock is None or self._unlocks_after_waiting)
         if self._writes and self.directory is not None:
             self._writer.claim(self.directory)
-        if not self._writes or (self._lock is not None and not self._unlocks_after_waiting):
-            yield
-            if wait:
-                self.wait()
-            return
-        assert self.directory is not None
-        self._lock, self._unlocks_after_waiting = self._lock or RunDirectoryLock(self.directory, "output"), False
+            if locks:
+                self._lock = self._lock or RunDirectoryLock(self.directory, "output")
+                self._unlocks_after_waiting = False
         try:
             yield
-            self._unlocks_after_waiting = not wait
+            self._unlocks_after_waiting = locks and not wait
             if wait:
                 self.wait()
         finally:
-            if not self._unlocks_after_waiting:
+            if locks and not self._unlocks_after_waiting:
                 self._unlock()
 
     def _unlock(self) -> None:

@@ -297,7 +297,6 @@ class Session:
             self._checkpoints.save(state, settled=True)
 
     def _advance(self) -> Batch:
-        """Takes one step."""
         if self._state.prepare_step():
             grid = self.model.grid
             box = " to ".join("({:.3g}, {:.3g}, {:.3g})".format(*corner) for corner in grid.aabb.tolist())
