@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from voxelfield.components.logger import NullLogger
+from voxelfield.trained.checkpoint_file import load_checkpoint
 from voxelfield.training.session import Hook, Session
 
 LEGO = Path(__file__).parent / "fixtures" / "lego"
@@ -35,6 +36,18 @@ class Recorder(NullLogger):
     def values(self, tag: str) -> list[float]:
         """The values of a number."""
         return [value for _, value in self.series(tag)]
+
+
+def fitted(session: Session) -> Session:
+    """Trains a session to its end."""
+    assert session.fit()
+    return session
+
+
+def restored(session: Session, path: Path) -> Session:
+    """Restores a session from a checkpoint, or from the last one of a folder."""
+    session.restore(load_checkpoint(path))
+    return session
 
 
 def interrupt_at(step: int) -> Hook:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from quick_presets import preset
+from small_sessions import fitted
 from torch import nn
 from viewer_scene import bricks, session
 
@@ -258,8 +259,7 @@ def test_hooks_of_a_model_and_of_components_are_captured_once_and_replayed():
 
     steps, component = 20, Counting()
     trainer = replace(session().config.trainer, steps=steps)
-    done = Session(bricks(), BiasedConfig(), trainer=trainer, components=[component], device="cuda")
-    assert done.fit()
+    done = fitted(Session(bricks(), BiasedConfig(), trainer=trainer, components=[component], device="cuda"))
     assert int(done.model.count) == int(component.done) == steps
     for calls, hooks in ((done.model.calls, 3), (component.calls, 3)):
         assert len(set(calls)) == hooks

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from quick_presets import preset
-from small_sessions import interrupt_at
+from small_sessions import fitted, interrupt_at, restored
 
 import voxelfield
 from voxelfield.components import lost_cameras
@@ -205,9 +205,7 @@ def refined(scene, tmp_path_factory) -> Session:
     """A training whose cameras were moved by some degrees, with previews."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("refined")
-    session = session_of(perturbed(scene, 0.05), folder, *SH, "trainer.steps=220", "trainer.preview_every=150")
-    assert session.fit()
-    return session
+    return fitted(session_of(perturbed(scene, 0.05), folder, *SH, "trainer.steps=220", "trainer.preview_every=150"))
 
 
 @pytest.mark.sweep
@@ -380,8 +378,7 @@ def test_a_view_is_not_searched_for_if_its_valid_pixels_are_cut_off(refined, sce
 
 def test_a_training_with_sparse_levels_refines_its_cameras(scene):
     overrides = ("trainer.sparse_resolutions=[28]", "trainer.finest_resolution=28", "model.resolutions=[12,16]")
-    session = session_of(scene, None, *overrides, "trainer.steps=60", "camera.finest_from=0.5")
-    assert session.fit()
+    session = fitted(session_of(scene, None, *overrides, "trainer.steps=60", "camera.finest_from=0.5"))
     (level,) = session.model.grid.sparse_grids
     assert level.count > 0
     assert session.model.grid.active == 3
@@ -396,14 +393,12 @@ def test_training_looks_for_lost_cameras_as_a_stage_begins(scene, caplog):
     cameras = replace(scene.train.cameras, c2w=product(exp_se3(motion), scene.train.cameras.c2w))
     given = Scene(scene.name, scene.aabb, {"train": replace(scene.train, cameras=cameras)})
     overrides = (*SH, "trainer.steps=120", "trainer.finest_resolution=32", "camera.finest_from=0.6")
-    session = session_of(given, None, *overrides)
-    assert session.fit()
+    session = fitted(session_of(given, None, *overrides))
     found = [record.message for record in caplog.records if "far worse than others" in record.message]
     assert len(found) == 1
     assert found[0].startswith(f"step 72: the camera of {scene.train.names[5]} reproduces")
     assert pose_errors(session.cameras.refined, scene.train.cameras)[0].max() < 12
-    without = session_of(given, None, *overrides, "camera.search_poses=0")
-    assert without.fit()
+    without = fitted(session_of(given, None, *overrides, "camera.search_poses=0"))
     assert pose_errors(without.cameras.refined, scene.train.cameras)[0].max() > 60
 
 
@@ -467,8 +462,7 @@ def test_small_images_are_means_of_what_shows():
 @pytest.mark.slow
 def test_a_network_moves_cameras_towards_the_truth(scene):
     given = perturbed(scene, 0.05)
-    session = session_of(given, None, "model=dense", "model.width=16", "model.hidden=1", "trainer.steps=150")
-    assert session.fit()
+    session = fitted(session_of(given, None, "model=dense", "model.width=16", "model.hidden=1", "trainer.steps=150"))
     before, _ = pose_errors(given.train.cameras, scene.train.cameras)
     after, _ = pose_errors(session.cameras.refined, scene.train.cameras)
     assert float(after.mean()) < 0.8 * float(before.mean())
@@ -481,8 +475,7 @@ def test_a_wrong_focal_length_is_found(scene):
     given = Scene(
         scene.name, scene.aabb, {"train": replace(split, cameras=replace(split.cameras, intrinsics=intrinsics))}
     )
-    session = session_of(given, None, "trainer.steps=120", "camera.focal=true", "camera.focal_lr=5e-3")
-    assert session.fit()
+    session = fitted(session_of(given, None, "trainer.steps=120", "camera.focal=true", "camera.focal_lr=5e-3"))
     assert 0.94 < 1.1 * session.cameras.focal_factor < 1.06
     assert session.cameras.follow(given.train.cameras).intrinsics[0, 0] == session.cameras.refined.intrinsics[0, 0]
 
@@ -505,15 +498,13 @@ def test_small_adjustments_begin_once_the_field_has_formed(scene, caplog):
 
 def test_resuming_changes_nothing(scene, tmp_path):
     given, overrides = perturbed(scene, 0.05), ("trainer.steps=20", "camera.focal=true", "trainer.average_steps=4")
-    whole = session_of(given, tmp_path / "whole", *overrides)
-    assert whole.fit()
+    whole = fitted(session_of(given, tmp_path / "whole", *overrides))
 
     first = session_of(given, tmp_path / "parts", *overrides, on_step=interrupt_at(11))
     assert not first.fit()
     halfway = load_checkpoint(first.output)["cameras"]
     torch.rand(1000)
-    second = session_of(given, tmp_path / "parts", *overrides, seed=9)
-    second.restore(load_checkpoint(first.output))
+    second = restored(session_of(given, tmp_path / "parts", *overrides, seed=9), first.output)
     assert second.step == 11
     assert second.fit()
     expected, actual = load_checkpoint(whole.output)["cameras"], load_checkpoint(second.output)["cameras"]
@@ -548,8 +539,7 @@ def test_images_seen_from_wrong_poses_carve_nothing(scene, caplog):
     assert "no visual hull is used" in caplog.text
     session.fit()
     assert session.occupancy.fraction() == 1
-    carved = session_of(scene, None, *coarse, "camera=none")
-    carved.fit()
+    carved = fitted(session_of(scene, None, *coarse, "camera=none"))
     assert carved.occupancy.fraction() < 0.9
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from quick_presets import preset
 from sky_scene import bricks_under_sky
+from small_sessions import fitted, restored
 from toned_scene import EXPONENTS, turned, two_cameras, vignetted
 from torch import Tensor
 
@@ -172,15 +173,12 @@ def scene(bricks) -> Scene:
 
 @pytest.fixture(scope="module")
 def trained(scene, tmp_path_factory) -> Session:
-    session = session_of(scene, *BOTH, "optimizer.exposure_lr=0.02", output=tmp_path_factory.mktemp("run"))
-    session.fit()
-    return session
+    return fitted(session_of(scene, *BOTH, "optimizer.exposure_lr=0.02", output=tmp_path_factory.mktemp("run")))
 
 
 @pytest.mark.slow
 def test_views_held_out_gain_from_the_tones_of_their_cameras(scene, trained):
-    plain = session_of(scene)
-    plain.fit()
+    plain = fitted(session_of(scene))
     found, before = trained.evaluate(progress=False), plain.evaluate(progress=False)
     assert found.psnr > before.psnr + 1.5  # dB
     assert found.means()["psnr_fitted"] > found.psnr - 1
@@ -206,8 +204,7 @@ def test_tones_are_resumed_loaded_and_exported(scene, trained, tmp_path):
     save_model(tmp_path / "model.safetensors", loaded, quality="exact")
     exported = voxelfield.load(tmp_path / "model.safetensors", "cpu")
     assert exported.evaluate(scene.test, views=2, progress=False).psnr == pytest.approx(wanted, abs=0.1)
-    again = session_of(scene, *BOTH)
-    again.restore(load_checkpoint(trained.output))
+    again = restored(session_of(scene, *BOTH), trained.output)
     assert torch.equal(again.component(CameraTones).falloff, trained.component(CameraTones).falloff)
     assert torch.equal(again.component(CameraTones).log_slopes, trained.component(CameraTones).log_slopes)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from quick_presets import preset
+from small_sessions import fitted, restored
 from torch import nn
 
 import voxelfield
@@ -117,16 +118,13 @@ def test_python_code_runs_in_every_step_without_a_graph(scene):
 
 def test_the_state_of_a_component_is_resumed_to_the_bit(scene, tmp_path):
     device = torch.device("cpu")
-    whole = train(scene, device, Tint())
-    whole.fit()
+    whole = fitted(train(scene, device, Tint()))
     first = train(scene, device, Tint(), tmp_path)
     while first.step < 5:
         first.train_step()
     first.save()
     component = Tint()
-    second = train(scene, device, component)
-    second.restore(load_checkpoint(tmp_path))
-    second.fit()
+    second = fitted(restored(train(scene, device, component), tmp_path))
     assert torch.equal(component.color, whole.components[-1].color)
     assert torch.equal(second.field.grid.features, whole.field.grid.features)
     alone = session_of(scene)
@@ -231,15 +229,14 @@ def test_batches_carry_data_of_images_and_of_pixels(scene, device):
 
 
 def test_a_loop_of_ones_own_trains_as_fit_does(scene):
-    fitted = session_of(scene, seed=4)
-    fitted.fit()
+    whole = fitted(session_of(scene, seed=4))
     stepped = session_of(scene, seed=4)
     while stepped.step < STEPS:
         stepped.train_step()
     looped = session_of(scene, seed=4)
     assert [looped.step for _ in looped] == list(range(1, STEPS + 1))
     for other in (stepped, looped):
-        assert torch.equal(other.field.grid.features, fitted.field.grid.features)
+        assert torch.equal(other.field.grid.features, whole.field.grid.features)
     with pytest.raises(ValueError, match=rf"session\.step must be below trainer\.steps, {STEPS}, got {STEPS}"):
         stepped.train_step()
 
@@ -284,8 +281,7 @@ def test_a_model_of_ones_own_owns_its_training(scene, device, tmp_path):
     first = next(session.field.decoder.parameters())
     for own in session.optimizers.networks.values():
         assert all(parameter is not first for parameter in own.param_groups[0]["params"])
-    again = Session(scene, CountingConfig(), trainer=settings(), device=str(device))
-    again.restore(load_checkpoint(tmp_path))
+    again = restored(Session(scene, CountingConfig(), trainer=settings(), device=str(device)), tmp_path)
     assert torch.equal(again.field.grid.features, session.field.grid.features)
     assert int(again.model.steps) == STEPS
 

@@ -11,6 +11,7 @@ import torch
 from place_capture import write_capture
 from quick_presets import preset
 from room_corner import ROOM, corner_cameras, photograph
+from small_sessions import fitted
 from warp_fields import field_over
 
 import voxelfield
@@ -134,9 +135,7 @@ def trained(scene: Scene, weight: float, *overrides: str, warp_boxes: int = 1) -
         device="cpu",
     )
     warp = WarpConfig(boxes=warp_boxes)
-    session = Session(scene, run.model, trainer=run.trainer, camera=run.camera, warp=warp, device="cpu")
-    session.fit()
-    return session
+    return fitted(Session(scene, run.model, trainer=run.trainer, camera=run.camera, warp=warp, device="cpu"))
 
 
 def depth_difference(session: Session, scene: Scene) -> float:

@@ -13,6 +13,7 @@ from baked_fields import SETTINGS, half_empty, look_at, make_field
 from PIL import Image
 from sky_scene import bricks_under_sky
 from small_pyramid import settings
+from small_sessions import fitted, restored
 
 import voxelfield
 from voxelfield import FieldRenderer, RadianceField, VoxelGrid
@@ -137,22 +138,17 @@ def scene():
 
 @pytest.fixture(scope="module")
 def trained(scene, tmp_path_factory) -> Session:
-    session = Session(scene, settings(f"trainer.steps={STEPS}", MAP), output=tmp_path_factory.mktemp("run"))
-    session.fit()
-    return session
+    return fitted(Session(scene, settings(f"trainer.steps={STEPS}", MAP), output=tmp_path_factory.mktemp("run")))
 
 
 @pytest.fixture(scope="module")
 def well_trained(scene) -> Session:
-    session = Session(scene, settings(f"trainer.steps={2 * STEPS}", MAP))
-    session.fit()
-    return session
+    return fitted(Session(scene, settings(f"trainer.steps={2 * STEPS}", MAP)))
 
 
 @pytest.mark.slow
 def test_a_sky_is_drawn_better_by_a_map_of_directions(scene, well_trained):
-    without = Session(scene, settings(f"trainer.steps={2 * STEPS}", NONE))
-    without.fit()
+    without = fitted(Session(scene, settings(f"trainer.steps={2 * STEPS}", NONE)))
     found, before = well_trained.evaluate(progress=False).psnr, without.evaluate(progress=False).psnr
     assert found > before + 2, (found, before)  # dB
     assert well_trained.model.renderer().view(scene.test.cameras, 0).opacity.min() < 0.2
@@ -192,8 +188,7 @@ def test_the_map_is_saved_resumed_and_loaded(scene, trained, tmp_path):
     torch.testing.assert_close(stored.render(scene.test.cameras).rgb, view.rgb, atol=0.02, rtol=0)
     for own, saved in zip(trained.model.environment.maps, stored.model.environment.maps, strict=True):
         assert torch.equal(own, saved)
-    again = Session(scene, settings(f"trainer.steps={STEPS}", MAP))
-    again.restore(load_checkpoint(trained.output))
+    again = restored(Session(scene, settings(f"trainer.steps={STEPS}", MAP)), trained.output)
     assert torch.equal(again.renderer().view(scene.test.cameras, 0).rgb, view.rgb)
     plain = Session(scene, settings(f"trainer.steps={STEPS}", NONE))
     with pytest.raises(ValueError, match=r"model\.environment must be map, as in the checkpoint, got none"):

@@ -10,7 +10,7 @@ import torch
 from painted_ball import along_and_beside
 from PIL import ExifTags, Image
 from small_pyramid import settings
-from small_sessions import Recorder
+from small_sessions import Recorder, fitted, restored
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -258,9 +258,7 @@ FITTED = ("trainer.steps=300", "model.view_degree=0", "optimizer.exposure_lr=0.0
 
 @pytest.fixture(scope="module")
 def trained(scene, tmp_path_factory) -> Session:
-    session = session_of(scene, "trainer.exposure=affine", *FITTED, output=tmp_path_factory.mktemp("run"))
-    session.fit()
-    return session
+    return fitted(session_of(scene, "trainer.exposure=affine", *FITTED, output=tmp_path_factory.mktemp("run")))
 
 
 def test_gains_of_photographs_are_found(trained):
@@ -275,13 +273,12 @@ def test_views_held_out_are_judged_with_and_without_a_fit(scene, trained):
     found = trained.evaluate(progress=False)
     assert found.means()["psnr_fitted"] > found.psnr + 3
     assert found.means()["ssim_fitted"] > found.ssim
-    plain = session_of(scene, *FITTED)
-    plain.fit()
+    plain = fitted(session_of(scene, *FITTED))
     assert plain.component(AffineExposure) is None
     assert "psnr_fitted" not in plain.evaluate(progress=False).means()
     background = plain.model.background
-    fitted = evaluate_split(plain.renderer().view, scene.test, background, fit_exposure=True, progress=False)
-    assert found.means()["psnr_fitted"] > fitted.means()["psnr_fitted"] + 1
+    judged = evaluate_split(plain.renderer().view, scene.test, background, fit_exposure=True, progress=False)
+    assert found.means()["psnr_fitted"] > judged.means()["psnr_fitted"] + 1
 
 
 def gains_by_place(cameras: Cameras) -> Tensor:
@@ -296,8 +293,7 @@ def measured() -> Scene:
 
 
 def test_views_held_out_have_the_exposure_of_photographs_nearby(measured, tmp_path):
-    session = session_of(measured, "trainer.exposure=auto", *FITTED, output=tmp_path)
-    session.fit()
+    session = fitted(session_of(measured, "trainer.exposure=auto", *FITTED, output=tmp_path))
     found = session.evaluate(progress=False)
     trained = session.result()
     as_rendered = evaluate_split(trained.render, measured.test, trained.model.background, progress=False)
@@ -343,8 +339,7 @@ def test_exposures_that_exif_states_begin_the_gains_and_are_those_of_views_held_
     saved = load(tmp_path / "stated", device="cpu")
     assert saved.evaluate(stated["test"], progress=False).psnr == found["stated"]
     assert saved.evaluate(plain.test, progress=False).psnr < found["stated"] - 4, "of views without EXIF"
-    again = session_of(plain, "trainer.exposure=auto", *FITTED)
-    again.restore(load_checkpoint(tmp_path / "stated"))
+    again = restored(session_of(plain, "trainer.exposure=auto", *FITTED), tmp_path / "stated")
     assert again.evaluate(progress=False).psnr < found["stated"] - 4
     affine = session_of(scenes["stated"], "trainer.exposure=affine", *FITTED)
     assert not affine.component(AffineExposure).log_gain.any()
@@ -391,8 +386,7 @@ def test_exposures_that_do_not_vary_are_given_up(measured, tmp_path, caplog):
     assert session.result().exposures is None
     assert load(tmp_path, device="cpu").exposures is None
     assert "psnr_fitted" not in session.evaluate(progress=False).means()
-    resumed = session_of(scene, *options)
-    resumed.restore(load_checkpoint(tmp_path))
+    resumed = restored(session_of(scene, *options), tmp_path)
     assert torch.equal(resumed.component(AffineExposure).corrections()[0], torch.ones(40, 3))
 
 
@@ -413,8 +407,7 @@ def test_the_first_step_is_that_of_a_run_without_to_the_bit(scene, side, backgro
 def test_a_session_on_a_device_learns_exposures(scene, device, side):
     options = ("trainer.exposure=affine", f"trainer.supersampling={side}", "optimizer.exposure_lr=0.03")
     options += ("trainer.steps=40", f"device={device.type}")
-    session = session_of(scene, *options)
-    session.fit()
+    session = fitted(session_of(scene, *options))
     gain, _ = session.component(AffineExposure).corrections()
     assert gain.device.type == device.type
     assert gain.isfinite().all()
@@ -427,8 +420,7 @@ def test_a_session_on_a_device_learns_exposures(scene, device, side):
 
 def test_a_resumed_training_ends_the_same_to_the_bit(scene, tmp_path):
     options = ("trainer.exposure=affine", "trainer.steps=12")
-    whole = session_of(scene, *options, output=tmp_path / "whole")
-    whole.fit()
+    whole = fitted(session_of(scene, *options, output=tmp_path / "whole"))
 
     def interrupt(session: Session) -> None:
         if session.step == 5:
@@ -438,8 +430,7 @@ def test_a_resumed_training_ends_the_same_to_the_bit(scene, tmp_path):
     first = session_of(scene, *options, output=tmp_path / "parts", on_step=interrupt)
     with pytest.raises(KeyboardInterrupt):
         first.fit()
-    second = session_of(scene, *options, output=tmp_path / "parts")
-    second.restore(load_checkpoint(first.output))
+    second = restored(session_of(scene, *options, output=tmp_path / "parts"), first.output)
     assert second.step == 5
     assert second.component(AffineExposure).log_gain.abs().min() > 0
     second.fit()
@@ -457,8 +448,7 @@ def test_a_resumed_training_ends_the_same_to_the_bit(scene, tmp_path):
 
 @pytest.mark.parametrize(("kind", "other"), [("none", "affine"), ("affine", "none")])
 def test_exposures_are_not_resumed_by_halves(scene, tmp_path, kind, other):
-    first = session_of(scene, f"trainer.exposure={kind}", "trainer.steps=1", output=tmp_path)
-    first.fit()
+    fitted(session_of(scene, f"trainer.exposure={kind}", "trainer.steps=1", output=tmp_path))
     second = session_of(scene, f"trainer.exposure={other}")
     with pytest.raises(ValueError, match=f"^trainer.exposure must be {kind}, as in the checkpoint, got {other}$"):
         second.restore(load_checkpoint(tmp_path))

@@ -17,7 +17,7 @@ import short_runs
 import torch
 from file_limits import files_at_most
 from quick_presets import preset
-from small_sessions import LEGO, Recorder
+from small_sessions import LEGO, Recorder, fitted, restored
 
 from voxelfield.components.exposure import AffineExposure
 from voxelfield.components.logger import FailsafeLogger, NullLogger, SeveralLoggers
@@ -356,18 +356,14 @@ def test_a_skipped_step_leaves_exposures_and_cameras_finite(make_session):
 
 
 def test_training_that_diverges_is_said_to(make_session, caplog):
-    sound = make_session("trainer.steps=30")
-    sound.fit()
+    sound = fitted(make_session("trainer.steps=30"))
     assert not sound.diverged
     assert "diverges" not in caplog.text
-    session = make_session("trainer.steps=30", "trainer.rates.grid=1e6")
-    assert session.fit()
+    session = fitted(make_session("trainer.steps=30", "trainer.rates.grid=1e6"))
     assert session.diverged
     assert caplog.text.count("training diverges, with training pixels at") == 1
     # A run that resumes from its checkpoint knows it, too.
-    again = make_session("trainer.steps=30", "trainer.rates.grid=1e6")
-    again.restore(load_checkpoint(session.output))
-    assert again.fit()
+    again = fitted(restored(make_session("trainer.steps=30", "trainer.rates.grid=1e6"), session.output))
     assert again.diverged
 
 
@@ -428,15 +424,13 @@ def test_a_run_directory_that_goes_away_is_made_anew_with_a_warning(make_session
             session.wait()
             shutil.rmtree(session.output)
 
-    session = make_session(on_step=remove)
-    assert session.fit()
+    session = fitted(make_session(on_step=remove))
     assert f"{session.output} was deleted, with everything that this run had written there" in caplog.text
     assert load_checkpoint(session.output)["step"] == 12
 
 
 def test_a_scene_that_goes_away_after_it_was_read_changes_nothing(tmp_path, make_session, scene):
-    session = make_session()
-    assert session.fit()
+    session = fitted(make_session())
     expected = load_checkpoint(session.output)["model"]
     folder = tmp_path / "lego"
     shutil.copytree(LEGO, folder)

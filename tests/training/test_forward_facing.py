@@ -12,6 +12,7 @@ from painted_ball import check_saved_alike, photograph
 from PIL import Image
 from quick_presets import preset
 from small_pyramid import settings
+from small_sessions import fitted, restored
 
 import voxelfield
 from voxelfield.cli.command import main
@@ -82,9 +83,7 @@ def warp(scene) -> NdcBox:
 
 @pytest.fixture(scope="module")
 def trained(scene, tmp_path_factory) -> Session:
-    session = Session(scene, settings("trainer.steps=160", RATES), output=tmp_path_factory.mktemp("run"))
-    session.fit()
-    return session
+    return fitted(Session(scene, settings("trainer.steps=160", RATES), output=tmp_path_factory.mktemp("run")))
 
 
 def test_ball_and_wall_are_seen_and_in_their_places(scene, trained):
@@ -101,8 +100,7 @@ def test_sparse_levels_add_detail_in_these_coordinates(scene, tmp_path):
         *("trainer.steps=60", "trainer.sparse_resolutions=[56]"),
         "trainer.stages=[{step:0,resolution:16},{step:20,resolution:32},{step:40,resolution:56}]",
     )
-    session = Session(scene, fine, output=tmp_path)
-    assert session.fit()
+    session = fitted(Session(scene, fine, output=tmp_path))
     (sparse,) = session.field.grid.sparse_grids
     assert 0 < sparse.count < sparse.exists.numel()
     assert sparse.features.detach().abs().max() > 0
@@ -116,8 +114,7 @@ def test_the_preset_for_these_captures_learns_them(scene, camera):
     loss = preset("model=pyramid", "trainer=forward_facing", device="cpu", name="train").trainer.loss
     weights = [f"trainer.loss.{name}={value}" for name, value in vars(loss).items() if name != "tv_until"]
     steps = ("trainer.steps=160", "trainer.loss.tv_until=160", "camera.stages=[{start: 0.0, resolution: 16}]")
-    session = Session(scene, settings(camera, *steps[: 3 if "refine" in camera else 2], *weights))
-    assert session.fit()
+    session = fitted(Session(scene, settings(camera, *steps[: 3 if "refine" in camera else 2], *weights)))
     assert session.evaluate(progress=False).psnr > 24
 
 
@@ -155,8 +152,7 @@ def test_the_trainer_follows_from_the_scene(scene, monkeypatch, warp):
 def test_right_cameras_stay_where_they_are(scene):
     """Fog would contract them towards their mean, and turn them, which test views do not follow."""
     refine = ("camera=refine", "camera.stages=[{start: 0.0, resolution: 16}]")
-    session = Session(scene, settings("trainer.steps=250", *refine))
-    assert session.fit()
+    session = fitted(Session(scene, settings("trainer.steps=250", *refine)))
     assert session.cameras.similarity.scale == pytest.approx(1, abs=0.15)
     assert session.cameras.changes()["turned_degrees"] < 1
     assert session.evaluate(progress=False).psnr > 26
@@ -165,8 +161,7 @@ def test_right_cameras_stay_where_they_are(scene):
 @pytest.mark.sweep
 def test_nested_boxes_with_as_many_voxels_show_less(scene, trained):
     boxes = NestedBoxes(((-2.0, -2.0, -6.0), (2.0, 2.0, -2.0)), 4, near=1.0)
-    nested = Session(scene, settings("trainer.steps=160", RATES), warp=boxes)
-    nested.fit()
+    nested = fitted(Session(scene, settings("trainer.steps=160", RATES), warp=boxes))
     vertices = [session.field.grid.levels[-1][..., 0].numel() for session in (trained, nested)]
     assert vertices[0] < 1.3 * vertices[1]
     assert trained.evaluate(progress=False).psnr > nested.evaluate(progress=False).psnr + 1
@@ -200,8 +195,7 @@ def test_a_training_in_other_coordinates_is_not_resumed(scene, trained, warp):
 
 def test_a_frame_that_differs_by_rounding_is_resumed(scene, trained, warp):
     other = replace(warp, near=warp.near * (1 + 1e-9))
-    session = Session(scene, settings("trainer.steps=160"), warp=other)
-    session.restore(load_checkpoint(trained.output))
+    session = restored(Session(scene, settings("trainer.steps=160"), warp=other), trained.output)
     assert session.step == 160
 
 
@@ -216,8 +210,7 @@ def test_it_trains_on_every_device(scene, device):
 
 def test_cells_that_one_image_shows_stay_empty(scene, warp):
     fine = settings("trainer.steps=1", "trainer.occupancy.resolution=32")
-    session = Session(scene, fine)
-    session.fit()
+    session = fitted(Session(scene, fine))
     grid = session.occupancy
     # At the near plane, the outermost images lie beside one another.
     corner = torch.tensor(

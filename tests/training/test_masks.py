@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from quick_presets import preset
-from small_sessions import LEGO, Recorder
+from small_sessions import LEGO, Recorder, fitted
 
 import voxelfield
 from voxelfield.datasets.blender import load_blender
@@ -34,8 +34,7 @@ def test_masked_pixels_change_neither_the_field_nor_its_psnr(device, tmp_path):
     results = []
     for color in (0, 200):
         scene = Scene("lego", lego.aabb, {name: painted(split, color) for name, split in lego.splits.items()})
-        session = Session(scene, settings, logger=Recorder())
-        session.fit()
+        session = fitted(Session(scene, settings, logger=Recorder()))
         evaluated = session.evaluate(views=1, progress=False).psnr
         results.append(torch.tensor([*session.log.values("test/psnr"), evaluated, session.occupancy.fraction()]))
     assert len(results[0]) == 4

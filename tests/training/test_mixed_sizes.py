@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from quick_presets import preset
+from small_sessions import fitted
 
 import voxelfield
 from voxelfield.datasets.blender import load_blender
@@ -91,8 +92,7 @@ def test_training_and_evaluation_read_images_alone(folder, device, tmp_path):
                 width, height = split.cameras.size(index)
                 images[index, :height, :width] = split.image(index)
             splits[name] = replace(split, images=images)
-        session = Session(Scene(scene.name, scene.aabb, splits), settings)
-        session.fit()
+        session = fitted(Session(Scene(scene.name, scene.aabb, splits), settings))
         found = session.evaluate(images=tmp_path / str(filler), progress=False)
         states.append(torch.tensor([*found.scores["psnr"], session.occupancy.fraction()]))
     # On CUDA sums have another order in every run.
@@ -105,8 +105,7 @@ def test_cameras_are_refined_and_lost_ones_looked_for(folder, device):
     scene = load(folder, holdout=4)
     changes = ("trainer.steps=6", "trainer.preview_every=0", "camera=refine", "camera.search_poses=4")
     changes += ("camera.stages=[{start: 0, resolution: 12}, {start: 0.4, resolution: 16}]",)
-    session = Session(scene, preset("model=dense", "trainer=smoke", *changes, device=str(device)))
-    session.fit()
+    session = fitted(Session(scene, preset("model=dense", "trainer=smoke", *changes, device=str(device))))
     assert session.cameras.refined.sizes.tolist() == scene.train.cameras.sizes.tolist()
 
 

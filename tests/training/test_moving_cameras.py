@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from quick_presets import preset
+from small_sessions import fitted
 
 import voxelfield
 from voxelfield.components.refinement import CameraRefinement, RefinementSettings, write_cameras
@@ -73,8 +74,7 @@ def test_batches_have_the_rays_of_their_cameras(scene, device, supersampling):
 
 @pytest.mark.parametrize("camera", ["camera=none", "camera=refine"])
 def test_fields_are_trained_and_evaluated(scene, device, camera):
-    session = Session(scene, preset(*TINY, camera, device=str(device)))
-    assert session.fit()
+    session = fitted(Session(scene, preset(*TINY, camera, device=str(device))))
     assert session.evaluate(progress=False).psnr > 5
     before, after = (fingerprint(split)["cameras"] for split in (scene.train, load_still(scene)))
     assert not torch.equal(before, after), "a run must not go on with other rays"

@@ -12,6 +12,7 @@ from passers_by import with_passers_by
 from PIL import Image
 from quick_presets import preset
 from short_runs import run
+from small_sessions import fitted, restored
 
 from voxelfield import Scene, Session, load_scene
 from voxelfield.components.robust import RobustWeights, moving_cells
@@ -58,8 +59,7 @@ def test_passers_by_are_found_and_leave_no_ghosts(clean, device):
     crowded, people = with_passers_by(clean, every=2)
     psnr = {}
     for kind, overrides in {"plain": (), "robust": ROBUST}.items():
-        session = Session(crowded, settings(*overrides, device=str(device)))
-        session.fit()
+        session = fitted(Session(crowded, settings(*overrides, device=str(device))))
         psnr[kind] = session.evaluate(views=8, progress=False).psnr
     assert psnr["robust"] > psnr["plain"] + 0.4
     robust = robust_of(session)
@@ -75,23 +75,19 @@ def test_passers_by_are_found_and_leave_no_ghosts(clean, device):
 
 @pytest.mark.slow
 def test_photographs_without_passers_by_are_kept(clean):
-    session = Session(clean, settings(*ROBUST))
-    session.fit()
+    session = fitted(Session(clean, settings(*ROBUST)))
     assert float(robust_of(session).moves.float().mean()) < 0.01
 
 
 def test_a_resumed_run_ignores_the_same_to_the_bit(clean, tmp_path):
     scene, _ = with_passers_by(clean, every=2)
     chosen = settings(*ROBUST, "trainer.steps=90")
-    whole = Session(scene, chosen)
-    whole.fit()
+    whole = fitted(Session(scene, chosen))
     first = Session(scene, chosen, output=tmp_path)
     while first.step < 70:  # between two decisions
         first.train_step()
     first.save()
-    second = Session(scene, chosen)
-    second.restore(load_checkpoint(tmp_path))
-    second.fit()
+    second = fitted(restored(Session(scene, chosen), tmp_path))
     assert torch.equal(robust_of(second).moves, robust_of(whole).moves)
     assert torch.equal(second.field.grid.features, whole.field.grid.features)
     for other, message in {

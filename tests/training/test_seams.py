@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from small_pyramid import settings
+from small_sessions import fitted
 from torch.nn import functional as F
 
 from voxelfield.datasets.scene import Scene, Split
@@ -48,8 +49,7 @@ def test_both_sides_of_a_box_face_are_as_right_as_the_floor_around_them():
         images = (torch.cat((rgb, torch.ones_like(rgb[..., :1])), dim=-1) * 255).round().to(torch.uint8)
         splits[name] = Split(images, cameras, tuple(f"{name}{index}" for index in range(len(cameras))))
     scene = Scene("floor", torch.tensor(BOXES.aabb), splits, bounded=False)
-    session = Session(scene, settings("trainer.steps=240"), warp=BOXES)
-    assert session.fit()
+    session = fitted(Session(scene, settings("trainer.steps=240"), warp=BOXES))
     trained, cameras = session.result(), splits["test"].cameras
     places = torch.stack([on_floor(cameras, index) for index in range(len(cameras))])
     errors = torch.stack([trained.render(cameras, i).rgb for i in range(len(cameras))]) - paint(places)

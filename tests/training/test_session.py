@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from quick_presets import preset
-from small_sessions import LEGO, Recorder, differences, interrupt_at
+from small_sessions import LEGO, Recorder, differences, fitted, interrupt_at, restored
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -107,8 +107,7 @@ def test_different_times_of_a_static_field_are_named_once(make_session, scene, c
 
 @MODELS
 def test_the_error_falls(make_session, device, model):
-    session = make_session(*model, "trainer.steps=80", "trainer.occupancy.start=30", device=device)
-    assert session.fit()
+    session = fitted(make_session(*model, "trainer.steps=80", "trainer.occupancy.start=30", device=device))
     losses = session.log.values("loss/photometric")
     assert len(losses) == 80
     assert fmean(losses[-10:]) < 0.5 * fmean(losses[:10])
@@ -123,8 +122,7 @@ def test_pixels_that_are_means_of_rays_are_learned(make_session, device, model):
     options += ("trainer.rates.network=3",)
     # On CUDA as many rays as configured are drawn in every step, and with room for all samples each of them counts.
     room = ("trainer.visible_samples=65536",) if device.type == "cuda" else ()
-    session = make_session(*model, *options, *room, device=device)
-    assert session.fit()
+    session = fitted(make_session(*model, *options, *room, device=device))
     losses = session.log.values("loss/photometric")
     assert fmean(losses[-10:]) < 0.5 * fmean(losses[:10])
     rays = set(session.log.values("train/rays_per_step"))
@@ -137,8 +135,7 @@ def test_rays_of_a_pixel_are_averaged_as_configured(make_session, side, differs)
     losses = []
     for pixel_averaging in ("linear_light", "encoded"):
         options = ("trainer.steps=1", f"trainer.supersampling={side}", f"trainer.pixel_averaging={pixel_averaging}")
-        session = make_session(*PYRAMID, *options)
-        session.fit()
+        session = fitted(make_session(*PYRAMID, *options))
         losses += session.log.values("loss/photometric")
     assert losses[0] == pytest.approx(losses[1], rel=0.1)
     assert (losses[0] != losses[1]) == differs
@@ -163,8 +160,7 @@ def test_the_scale_of_the_loss_does_not_matter(make_session, model):
     for scale in (1, 4096):
         # Adam's floor is the one thing that does not scale along.
         options = (f"trainer.loss_scale={scale}", f"optimizer.eps={1e-10 * scale}")
-        session = make_session(*model, *variation_of(model), *options)
-        session.fit()
+        session = fitted(make_session(*model, *variation_of(model), *options))
         fields.append(session.field)
     for one, other in zip(*(field.parameters() for field in fields), strict=True):
         torch.testing.assert_close(one, other)
@@ -208,8 +204,7 @@ def test_learning_rates_decay_to_the_configured_share(make_session):
 
 def test_every_weighted_term_is_logged_and_the_rest_is_not(make_session):
     weights = ("structure=1e-3", "sample_rgb=0.1", "opacity_entropy=0.1", "sparsity=0.1")
-    session = make_session(*(f"trainer.loss.{weight}" for weight in weights))
-    session.fit()
+    session = fitted(make_session(*(f"trainer.loss.{weight}" for weight in weights)))
     rendered = {"loss/photometric", "loss/structure", "loss/sample_rgb", "loss/opacity_entropy", "loss/sparsity"}
     logged = {
         step: {tag for tag in values if tag.startswith("loss/")}
@@ -221,8 +216,7 @@ def test_every_weighted_term_is_logged_and_the_rest_is_not(make_session):
 
 def test_total_variation_keeps_the_features_of_a_pyramid_smooth(make_session, device):
     def roughness(*options: str) -> float:
-        session = make_session(*PYRAMID, *options, "trainer.loss.tv_every=1", "trainer.loss.tv_until=100")
-        session.fit()
+        session = fitted(make_session(*PYRAMID, *options, "trainer.loss.tv_every=1", "trainer.loss.tv_until=100"))
         levels = [level.detach() for level in session.field.grid.levels]
         return sum(float(level.diff(dim=axis).square().sum()) for level in levels for axis in range(3))
 
@@ -230,10 +224,8 @@ def test_total_variation_keeps_the_features_of_a_pyramid_smooth(make_session, de
 
 
 def test_a_record_is_the_mean_since_the_last_one(make_session):
-    single = make_session()
-    single.fit()
-    every_four = make_session("trainer.log_every=4")
-    every_four.fit()
+    single = fitted(make_session())
+    every_four = fitted(make_session("trainer.log_every=4"))
     for tag in ("loss/photometric", "loss/sample_rgb", "train/rays_per_step"):
         values = single.log.values(tag)
         expected = [(4, fmean(values[:4])), (8, fmean(values[4:8])), (10, fmean(values[8:]))]
@@ -241,14 +233,12 @@ def test_a_record_is_the_mean_since_the_last_one(make_session):
 
 
 def test_rays_are_adapted_to_the_number_of_samples(make_session):
-    session = make_session("trainer.steps=40")
-    session.fit()
+    session = fitted(make_session("trainer.steps=40"))
     rays = dict(session.log.series("train/rays_per_step"))
     per_ray = dict(session.log.series("train/samples_per_ray"))
     assert rays[1] == 4096 // 64
     assert rays[40] * per_ray[40] == pytest.approx(4096, rel=0.3)
-    capped = make_session("trainer.max_rays=100")
-    capped.fit()
+    capped = fitted(make_session("trainer.max_rays=100"))
     assert max(capped.log.values("train/rays_per_step")) <= 100
 
 
@@ -327,8 +317,7 @@ def test_rays_that_do_not_fit_are_not_counted(make_session):
 
 @pytest.mark.cuda
 def test_a_resumed_run_on_cuda_draws_as_many_rays_as_configured(make_session):
-    first = make_session(*PYRAMID, "trainer.steps=2")
-    first.fit()
+    first = fitted(make_session(*PYRAMID, "trainer.steps=2"))
     second = make_session(*ON_CUDA, "trainer.steps=8", "trainer.visible_samples=262144", device="cuda")
     second.restore(load_checkpoint(first.output))
     assert second.fit()
@@ -441,8 +430,7 @@ def test_occupancy_is_updated_from_its_start_in_its_rhythm(make_session):
 def test_what_every_image_shows_as_transparent_is_never_occupied(make_session, scene):
     split = load_blender(LEGO, LoadOptions(aabb=scene.aabb)).train
     options = ("trainer.occupancy.resolution=24", "trainer.steps=3", "trainer.occupancy.start=2")
-    session = make_session(*options, split=split)
-    session.fit()
+    session = fitted(make_session(*options, split=split))
     possible = session.occupancy.allowed
     assert 0 < possible.float().mean() < 0.9
     assert not (session.occupancy.occupied & ~possible).any()
@@ -575,8 +563,7 @@ def test_resuming_changes_nothing(make_session, model, listed):
     """Bit for bit; step 3 is where a stage starts, so it must be entered after the restart and only once."""
     options = (*model, *((*LISTED, *LISTED_LEVELS[model]) if listed else SCHEDULE))
     options += variation_of(model)
-    whole = make_session(*options, folder="whole")
-    assert whole.fit()
+    whole = fitted(make_session(*options, folder="whole"))
     finest = whole.field.grid.levels[whole.field.grid.active - 1]
     assert (whole.optimizers.grid.active_tiles(finest) is not None) == listed
     expected = load_checkpoint(whole.output)
@@ -588,8 +575,7 @@ def test_resuming_changes_nothing(make_session, model, listed):
         assert not first.fit()
         assert first.step == stop
         torch.rand(1000)  # whatever happened to the generator in between must not matter
-        second = make_session(*options, folder=folder, seed=99)
-        second.restore(load_checkpoint(first.output))
+        second = restored(make_session(*options, folder=folder, seed=99), first.output)
         assert second.step == stop
         assert second.field.grid.resolution == first.field.grid.resolution
         torch.testing.assert_close(second.field.grid.aabb, first.field.grid.aabb, atol=0, rtol=0)
@@ -635,13 +621,10 @@ def test_what_training_has_not_touched_takes_no_room_and_comes_back(make_session
 
 def test_resuming_from_what_was_left_out_changes_nothing(make_session):
     options = (*PYRAMID, "model.resolutions=[4,8,32]", *UNTOUCHED)
-    whole = make_session(*options, folder="whole")
-    assert whole.fit()
+    whole = fitted(make_session(*options, folder="whole"))
     first = make_session(*options, folder="parts", on_step=interrupt_at(15))
     assert not first.fit()
-    second = make_session(*options, folder="parts", seed=99)
-    second.restore(load_checkpoint(first.output))
-    assert second.fit()
+    second = fitted(restored(make_session(*options, folder="parts", seed=99), first.output))
     expected, actual = load_checkpoint(whole.output), load_checkpoint(second.output)
     assert differences(expected, actual) == ["state.train_seconds", "state.config.seed"]
 
@@ -661,8 +644,7 @@ def test_resuming_on_a_device_continues_the_count(make_session, device):
 
 
 def test_resuming_takes_rates_and_limits_from_the_configuration(make_session):
-    first = make_session("optimizer.grid_lr=0.5", on_step=interrupt_at(5))
-    first.fit()
+    first = fitted(make_session("optimizer.grid_lr=0.5", on_step=interrupt_at(5)))
     second = make_session("optimizer.grid_lr=0.25", "trainer.rates.final_factor=1", "trainer.max_rays=20")
     second.restore(load_checkpoint(first.output))
     assert second.fit()
@@ -684,8 +666,7 @@ def test_an_interrupted_run_leaves_a_checkpoint(make_session):
 
 
 def test_the_field_ends_as_the_mean_of_its_last_steps(make_session):
-    plain = make_session("trainer.steps=20")
-    plain.fit()
+    plain = fitted(make_session("trainer.steps=20"))
     averaged = make_session("trainer.steps=20", "trainer.average_steps=30")
     half_way = {}
 
@@ -735,11 +716,8 @@ def test_a_damaged_checkpoint_replaces_none(make_session, monkeypatch, caplog):
 
 
 def test_a_finished_run_is_not_trained_further(make_session):
-    session = make_session("trainer.steps=2")
-    session.fit()
-    again = make_session("trainer.steps=2")
-    again.restore(load_checkpoint(session.output))
-    assert again.fit()
+    session = fitted(make_session("trainer.steps=2"))
+    again = fitted(restored(make_session("trainer.steps=2"), session.output))
     assert again.log.records == []
     assert torch.equal(again.field.grid.features, session.field.grid.features)
 
@@ -847,8 +825,7 @@ def test_a_view_is_rendered_over_the_evaluation_background(make_session, scene, 
 def test_views_are_those_of_the_field_as_training_reads_it(make_session, scene, device, precision, model, backend):
     # In the middle of a schedule too, where a pyramid's finest level is off.
     stages = "trainer.stages=[{step: 0, resolution: 8}, {step: 12, resolution: 12}]"
-    session = make_session(*model, stages, f"trainer.precision={precision}", "trainer.steps=10", device=device)
-    session.fit()
+    session = fitted(make_session(*model, stages, f"trainer.precision={precision}", "trainer.steps=10", device=device))
     renderer = session.renderer()
     assert renderer.backend == backend
     view = renderer.view(scene.test.cameras, 1)
@@ -901,19 +878,16 @@ def test_settings_that_are_not_given_are_those_of_the_command(scene):
 
 
 def test_the_same_session_from_arguments_and_from_a_configuration(make_session, scene):
-    configured = make_session()
-    configured.fit()
+    configured = fitted(make_session())
     config = configured.config
-    given = Session(scene, config.model, trainer=config.trainer, optimizer=config.optimizer, device="cpu")
-    given.fit()
+    given = fitted(Session(scene, config.model, trainer=config.trainer, optimizer=config.optimizer, device="cpu"))
     assert torch.equal(configured.field.grid.features, given.field.grid.features)
 
 
 def test_without_an_output_folder_nothing_is_written(make_session, scene, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = make_session("trainer.checkpoint_every=4", "trainer.preview_every=3").config
-    session = Session(scene, config)
-    assert session.fit()
+    session = fitted(Session(scene, config))
     assert session.save() is None
     assert list(tmp_path.iterdir()) == []
 

@@ -14,7 +14,7 @@ from lock_holder import holder, is_free
 from PIL import Image
 from quick_presets import preset
 from short_runs import ROOT, TINY
-from small_sessions import LEGO
+from small_sessions import LEGO, fitted, restored
 
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.evaluation.evaluation import check_pictures, evaluate_split, save_images
@@ -23,7 +23,6 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
 from voxelfield.run_directory import DirectoryInUseError
 from voxelfield.runs.train import train_as_configured
-from voxelfield.trained.checkpoint_file import load_checkpoint
 from voxelfield.training.session import Session
 
 
@@ -68,8 +67,7 @@ def test_two_sessions_of_one_process_do_not_write_to_one_folder(make_session):
         with pytest.raises(DirectoryInUseError, match=r"^output must be a folder .* another session of this process"):
             act()
     assert second.step == 0
-    later = make_session()
-    later.restore(load_checkpoint(first.output))
+    later = restored(make_session(), first.output)
     assert later.fit()
     with pytest.raises(DirectoryInUseError, match=r"^output must be"):
         first.save()
@@ -87,8 +85,7 @@ def test_a_session_whose_folder_is_moved_creates_it_again(make_session, tmp_path
             session.output.rename(tmp_path / "moved")
             free.append(is_free(session.output))
 
-    session = make_session(on_step=move)
-    assert session.fit()
+    session = fitted(make_session(on_step=move))
     assert free == [True]
     assert "or moved away; it is created again for the remaining results" in caplog.text
     assert [path.name for path in session.output.iterdir()] == ["checkpoint_0000004.pt"]

@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from quick_presets import preset
+from small_sessions import fitted
 
 import voxelfield
 from voxelfield.datasets.blender import load_blender
@@ -74,9 +75,7 @@ def train(scene, tmp_path):
 
     def make(backend: str, device: torch.device, *overrides: str) -> Session:
         settings = preset("model=dense", "trainer=cpu", *TINY, *MODELS[backend], *overrides, f"device={device}")
-        session = Session(scene, settings, output=tmp_path / "run")
-        assert session.fit()
-        return session
+        return fitted(Session(scene, settings, output=tmp_path / "run"))
 
     return make
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from painted_ball import along_and_beside, check_saved_alike, photograph
 from small_pyramid import settings
+from small_sessions import fitted, restored
 from torch.nn import functional as F
 from warp_fields import field_over
 
@@ -60,9 +61,7 @@ def scene() -> Scene:
 
 @pytest.fixture(scope="module")
 def trained(scene, tmp_path_factory) -> Session:
-    session = Session(scene, settings("trainer.steps=160"), warp=BOXES, output=tmp_path_factory.mktemp("run"))
-    session.fit()
-    return session
+    return fitted(Session(scene, settings("trainer.steps=160"), warp=BOXES, output=tmp_path_factory.mktemp("run")))
 
 
 def test_the_background_is_seen_and_in_its_place(scene, trained):
@@ -76,8 +75,7 @@ def test_the_background_is_seen_and_in_its_place(scene, trained):
 
 
 def test_one_box_cannot_show_it(scene):
-    session = Session(replace(scene, bounded=True), settings("trainer.steps=160"))
-    session.fit()
+    session = fitted(Session(replace(scene, bounded=True), settings("trainer.steps=160")))
     assert session.evaluate(progress=False).psnr < 18
 
 
@@ -126,15 +124,13 @@ def saved_in_passing(scene: Scene, config, output: Path, stop: int) -> tuple[Ses
             copy.parent.mkdir()
             shutil.copy(session.checkpoint, copy)
 
-    session = Session(scene, config, warp=BOXES, output=output, on_step=save)
-    session.fit()
+    session = fitted(Session(scene, config, warp=BOXES, output=output, on_step=save))
     return session, copy
 
 
 def assert_continued_alike(scene: Scene, whole: Session, config, checkpoint: Path, stop: int) -> None:
     """Goes on from a checkpoint, and compares what comes of it with a training that was never interrupted."""
-    session = Session(scene, config, warp=BOXES)
-    session.restore(load_checkpoint(checkpoint))
+    session = restored(Session(scene, config, warp=BOXES), checkpoint)
     assert session.step == stop
     session.fit()
     for one, two in zip(whole.field.parameters(), session.field.parameters(), strict=True):
@@ -166,8 +162,7 @@ def test_nothing_is_put_beside_cameras_nor_where_one_image_looks(scene):
     images = torch.cat((scene.train.images, scene.train.images[:1]))
     train = Split(images, Cameras(c2w, intrinsics, SIZE, SIZE), names)
     fine = settings("trainer.steps=1", "trainer.occupancy.resolution=64")
-    session = Session(replace(scene, splits={"train": train}), fine, warp=boxes)
-    session.fit()
+    session = fitted(Session(replace(scene, splits={"train": train}), fine, warp=boxes))
     grid = session.occupancy
     places, _ = boxes.from_world(cameras.c2w[:, :3, 3])
     assert not grid.contains(places).any()
@@ -222,8 +217,7 @@ def test_cameras_are_refined_in_nested_boxes_too(scene):
     given = replace(split, cameras=replace(split.cameras, c2w=compose(motion, split.cameras.c2w)))
     slowly = ("camera.pose_lr=1e-3", "camera.warm_up=0.3", "camera.final_factor=0.2", "trainer.steps=200")
     refine = ("camera=refine", "camera.stages=[{start: 0.0, resolution: 16}]", *slowly)
-    session = Session(replace(scene, splits={"train": given}), settings(*refine), warp=BOXES)
-    assert session.fit()
+    session = fitted(Session(replace(scene, splits={"train": given}), settings(*refine), warp=BOXES))
     before, _ = pose_errors(given.cameras, split.cameras)
     after, _ = pose_errors(session.cameras.refined, split.cameras)
     assert float(after.mean()) < 0.75 * float(before.mean())
