@@ -644,7 +644,8 @@ def test_resuming_on_a_device_continues_the_count(make_session, device):
 
 
 def test_resuming_takes_rates_and_limits_from_the_configuration(make_session):
-    first = fitted(make_session("optimizer.grid_lr=0.5", on_step=interrupt_at(5)))
+    first = make_session("optimizer.grid_lr=0.5", on_step=interrupt_at(5))
+    assert not first.fit()
     second = make_session("optimizer.grid_lr=0.25", "trainer.rates.final_factor=1", "trainer.max_rays=20")
     second.restore(load_checkpoint(first.output))
     assert second.fit()
