@@ -145,7 +145,10 @@ def save_mesh(path: Path | str, mesh: Mesh, up_axis: Literal["y", "z"] | None = 
     elif suffix == ".glb":
         files = {path.name: whole.export(file_type="glb", include_normals=True, tree_postprocessor=_unlit)}
     else:
-        files = _obj_files(whole, path)
+        text, others = mesh_package("trimesh.exchange.obj").export_obj(
+            whole, include_normals=True, return_texture=True, mtl_name=f"{path.stem}.mtl"
+        )
+        files = {path.name: text, **others}
     others = [] if path.exists() else [name for name in files if name != path.name and path.with_name(name).exists()]
     if others:
         raise FileExistsError(
@@ -201,14 +204,6 @@ def _unlit(tree: dict[str, Any]) -> None:
     tree["extensionsUsed"] = sorted({*tree.get("extensionsUsed", ()), "KHR_materials_unlit"})
 
 
-def _obj_files(whole: Any, path: Path) -> dict[str, Any]:
-    """Returns the files of an OBJ by name: with a texture, also its material and picture."""
-    text, others = mesh_package("trimesh.exchange.obj").export_obj(
-        whole, include_normals=True, return_texture=True, mtl_name=f"{path.stem}.mtl"
-    )
-    return {path.name: text, **others}
-
-
 def textured(mesh: Mesh, size: int, colors: Callable[[Tensor, Tensor], Tensor]) -> Mesh:
     """Unwraps a mesh by xatlas, which duplicates vertices on seams, and paints its texture.
 
@@ -245,6 +240,7 @@ def _pixels(corners: Tensor, faces: Tensor) -> Iterator[tuple[Tensor, Tensor, Te
 
     With them come the triangles (P,) and the barycentric coordinates (P, 3) in these; about ``_MOST_PIXELS`` at once.
     """
+    barycentric = mesh_package("trimesh.triangles").points_to_barycentric
     corners = corners[faces]
     low = (corners.amin(dim=1) - 0.5).ceil().long().clamp(min=0)
     counts = ((corners.amax(dim=1) - 0.5).floor().long() - low + 1).clamp(min=0)
@@ -257,20 +253,9 @@ def _pixels(corners: Tensor, faces: Tensor) -> Iterator[tuple[Tensor, Tensor, Te
         within = torch.arange(len(face)) + before - (total - counts.prod(dim=1))[face]
         width = counts[face, 0]
         pixel = low[face] + torch.stack((within % width, within // width), dim=-1)
-        weights = _weights(corners[face], pixel + 0.5)
+        with np.errstate(divide="ignore", invalid="ignore"):  # NaN in triangles without area
+            weights = torch.from_numpy(barycentric(corners[face], pixel + 0.5)).float()
         inside = (weights >= 0).all(dim=-1)
         column, row = pixel[inside].unbind(-1)
         yield column, row, face[inside], weights[inside]
         first = stop
-
-
-def _weights(corners: Tensor, points: Tensor) -> Tensor:
-    """Returns the barycentric coordinates (P, 3) of points (P, 2) in triangles (P, 3, 2); NaN in those without area."""
-    a, b, c = corners.double().unbind(1)
-
-    def area(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
-        return (q[:, 0] - p[:, 0]) * (r[:, 1] - p[:, 1]) - (q[:, 1] - p[:, 1]) * (r[:, 0] - p[:, 0])
-
-    at = points.double()
-    whole = area(a, b, c)
-    return torch.stack((area(at, b, c), area(a, at, c), area(a, b, at)), dim=-1).div(whole[:, None]).float()
