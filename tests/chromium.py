@@ -150,3 +150,14 @@ def chromium(folder: Path, size: tuple[int, int]) -> Iterator[Browser]:
         yield Browser(driver, downloads)
     finally:
         driver.quit()
+
+
+def browser_fixture(size: tuple[int, int]) -> Callable[..., Iterator[Browser]]:
+    """Makes the fixture of a browser that the tests of a module share."""
+
+    @pytest.fixture(scope="module")
+    def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+        with chromium(tmp_path_factory.mktemp("chromium"), size) as started:
+            yield started
+
+    return browser

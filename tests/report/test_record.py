@@ -29,13 +29,8 @@ def test_the_command_that_trained_is_given_again(tmp_path, monkeypatch):
     (run / ".hydra").mkdir(parents=True)
     OmegaConf.save(OmegaConf.create(overrides), run / ".hydra" / "overrides.yaml")
     found = dict(read(run).commands)
-    assert shlex.split(found["Repeat the training"]) == [
-        "voxelfield",
-        "train",
-        "scene=folder",
-        "scene.name='a b'",
-        "trainer.steps=5",
-    ]
+    repeated = ["voxelfield", "train", "scene=folder", "scene.name='a b'", "trainer.steps=5"]
+    assert shlex.split(found["Repeat the training"]) == repeated
     assert found["Repeat the evaluation"] == "voxelfield eval 'my run'"
     verbs = [command.split()[1] for command in found.values() if command.startswith("voxelfield")]
     assert verbs == ["view", "render", "export", "train", "eval", "report"]
@@ -57,13 +52,11 @@ def test_a_strangers_record_of_overrides_is_plain_text(tmp_path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="named pipes")
 def test_records_that_are_no_files_are_refused_without_waiting(tmp_path):
-    os.mkfifo(tmp_path / "train.log")
-    with pytest.raises(ValueError, match=r"train\.log must be a file, got a named pipe"):
-        read(tmp_path)
-    (tmp_path / "train.log").unlink()
-    os.mkfifo(tmp_path / "events.out.tfevents.1")
-    with pytest.raises(ValueError, match=r"tfevents\.1 must be a file, got a named pipe"):
-        read(tmp_path)
+    for name in ("train.log", "events.out.tfevents.1"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(ValueError, match=rf"{name} must be a file, got a named pipe"):
+            read(tmp_path)
+        (tmp_path / name).unlink()
 
 
 def test_the_video_and_the_names_of_previewed_views_are_read(tmp_path):

@@ -9,17 +9,13 @@ import socket
 import threading
 
 import pytest
-from chromium import chromium, eventually
+from chromium import browser_fixture, eventually
 from viewer_scene import served_page
 
 pytestmark = [pytest.mark.long]
 pytest.importorskip("viser")
 
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with chromium(tmp_path_factory.mktemp("chromium"), (1000, 700)) as started:
-        yield started
+browser = browser_fixture((1000, 700))
 
 
 @contextlib.contextmanager
