@@ -168,40 +168,35 @@ def _as_trimesh(mesh: Mesh, path: Path) -> Any:
         mesh.vertices.numpy(), mesh.faces.numpy(), vertex_normals=mesh.normals.numpy(), process=False
     )
     whole.metadata["name"] = path.stem
-    if mesh.texture is not None and suffix != ".ply":
+    texture = None if suffix == ".ply" else mesh.texture
+    visual, image, uv = trimesh.visual, None, None
+    if texture is not None:
         from PIL import Image
 
-        image, white = Image.fromarray(mesh.texture.image.numpy()), (255, 255, 255)
-        if suffix == ".obj":
-            material = trimesh.visual.material.SimpleMaterial(image, white, white, (0, 0, 0), name=path.stem)
-        else:
-            material = trimesh.visual.material.PBRMaterial(
-                path.stem, baseColorTexture=image, metallicFactor=0.0, roughnessFactor=1.0
-            )
-        whole.visual = trimesh.visual.TextureVisuals(uv=mesh.texture.uv.numpy(), material=material)
+        image, uv = Image.fromarray(texture.image.numpy()), texture.uv.numpy()
+    if suffix == ".glb":
+        # Open surfaces are seen from behind, and merged triangles may cross each other.
+        material = visual.material.PBRMaterial(
+            path.stem, baseColorTexture=image, metallicFactor=0.0, roughnessFactor=1.0, doubleSided=True
+        )
+        whole.visual = visual.TextureVisuals(uv=uv, material=material)
+        if texture is None:
+            linear = to_uint8(F.pad(linear_light(mesh.colors.float() / 255), (0, 1), value=1.0))
+            whole.visual.vertex_attributes["color"] = linear.numpy()
+    elif texture is not None:
+        white = (255, 255, 255)
+        material = visual.material.SimpleMaterial(image, white, white, (0, 0, 0), name=path.stem)
+        whole.visual = visual.TextureVisuals(uv=uv, material=material)
     else:
-        colors = mesh.colors
-        if suffix == ".glb":
-            colors = to_uint8(linear_light(colors.float() / 255))
-        whole.visual = trimesh.visual.ColorVisuals(whole, vertex_colors=colors.numpy())
+        whole.visual = visual.ColorVisuals(whole, vertex_colors=mesh.colors.numpy())
     return whole
 
 
 def _unlit(tree: dict[str, Any]) -> None:
-    """Tells viewers to add no light (the extension KHR_materials_unlit of glTF), and to draw both sides of triangles.
-
-    Open surfaces are seen from behind, and merged triangles may cross each other.
-    """
-    materials = tree.setdefault("materials", [])
-    if not materials:
-        materials.append({"pbrMetallicRoughness": {"metallicFactor": 0.0}})
-        for mesh in tree["meshes"]:
-            for primitive in mesh["primitives"]:
-                primitive["material"] = 0
-    for material in materials:
-        material.setdefault("extensions", {})["KHR_materials_unlit"] = {}
-        material["doubleSided"] = True
-    tree["extensionsUsed"] = sorted({*tree.get("extensionsUsed", ()), "KHR_materials_unlit"})
+    """Tells viewers to add no light (the extension KHR_materials_unlit of glTF)."""
+    for material in tree["materials"]:
+        material["extensions"] = {"KHR_materials_unlit": {}}
+    tree["extensionsUsed"] = ["KHR_materials_unlit"]
 
 
 def textured(mesh: Mesh, size: int, colors: Callable[[Tensor, Tensor], Tensor]) -> Mesh:
