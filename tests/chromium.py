@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import http.server
 import io
 import json
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -161,3 +164,20 @@ def browser_fixture(size: tuple[int, int]) -> Callable[..., Iterator[Browser]]:
             yield started
 
     return browser
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """Serves the files of a folder; gives the address."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    handler = functools.partial(Handler, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import functools
-import http.server
 import io
 import json
 import math
 import re
-import threading
 import zlib
 from pathlib import Path
 
@@ -18,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from baked_fields import BOX, NESTED, half_empty, look_at, make_field
-from chromium import Browser, browser_fixture, eventually
+from chromium import Browser, browser_fixture, eventually, serving
 from PIL import Image
 from small_pyramid import settings
 
@@ -388,13 +385,6 @@ def test_files_beside_a_page_need_a_server(browser, tmp_path, monkeypatch):
     monkeypatch.setattr(web_page, "MAX_INLINE", 0)
     write(tmp_path, make_field(CPU, None))
     assert "run python -m http.server" in opened(browser, (tmp_path / "index.html").as_uri())
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=tmp_path)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        assert opened(browser, f"http://127.0.0.1:{server.server_port}/") == ""
+    with serving(tmp_path) as address:
+        assert opened(browser, address) == ""
         assert float(drawn(browser, 0).std()) > 0.05
-        server.shutdown()

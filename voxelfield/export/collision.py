@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.config import Count
-from voxelfield.export.lattice import BOX, Lattice, Region, in_chunks, occupied_layers
+from voxelfield.export.lattice import BOX, Lattice, box_lattice, in_chunks, occupied_layers
 from voxelfield.export.mesh import LEVEL_LENGTH, keep_largest_component, upright
 from voxelfield.export.mesh_file import Y_UP, mesh_package
 from voxelfield.export.registry import ExportFormat, ExportSource, Option
@@ -56,10 +56,9 @@ def collision_mesh(
     # Before anything is computed.
     _, ndimage, simplifying = map(mesh_package, ("skimage.measure", "scipy.ndimage", "fast_simplification"))
     check_at_least_one("resolution", resolution)
-    region = Region.of(model, box)
-    lattice = region.lattice(None)
+    lattice, voxel = box_lattice(model, box)
     along = -(-max(lattice.shape) // resolution)  # points of a cell along each axis
-    solid = _solid(model, lattice, half_absorbing_density(LEVEL_LENGTH * region.voxel), along)
+    solid = _solid(model, lattice, half_absorbing_density(LEVEL_LENGTH * voxel), along)
     if not bool(solid.any()):
         raise ValueError("field must have something solid for a collision mesh, got none: it is empty, or a fog")
     empty = F.pad(~solid, (1,) * 6, value=True)  # the outside

@@ -216,7 +216,6 @@ class _PageField(Field):
 
     @property
     def aabb(self) -> Tensor:
-        """See :class:`Field`."""
         return self._field.aabb
 
     def density(self, points: Tensor) -> Tensor:
@@ -224,11 +223,9 @@ class _PageField(Field):
         return self.density_in_warp(points)
 
     def density_in_warp(self, warped: Tensor) -> Tensor:
-        """See :class:`Field`."""
         return self._read(warped)[:, 0].exp()
 
     def sample(self, samples: PackedSamples, directions: Tensor) -> tuple[Tensor, Tensor]:
-        """See :class:`Field`."""
         read = self._read(samples.positions)
         return read[:, 0].exp(), self._low + self._extent * read[:, 1 : 1 + len(self._low)] / 255
 
@@ -294,9 +291,9 @@ def _textures(model: Model, field: RadianceField, bricks: Bricks, blocks: Tensor
         colors = model.environment.panorama()
         colors = torch.cat((colors[:, -1:], colors, colors[:, :1]), dim=1)
         textures.append(_Texture("environment", "RGBA8", to_uint8(F.pad(colors, (0, 1), value=1.0))[None]))
+    check_finite_values("log_density", atlas[..., 0])
     for texture in textures:
         check_finite_values(texture.name, texture.texels)
-    check_finite_values("log_density", atlas[..., 0])
     return textures
 
 
