@@ -49,10 +49,10 @@ def write_video(path: Path, images: Iterable[Tensor], fps: float = 30, *, room: 
     no image is rescaled. The encoded video stays in memory until it is complete; there is no file if anything fails.
 
     Args:
-        path: File to write, as :func:`check_video` accepts it; its parent directory is created if needed.
-        images: At least one, (H, W, 3) floating point, nominally in [0, 1], all of one size, any device, such as the
-            ``rgb`` of views; consumed one at a time.
-        fps: Frames per second, in :data:`FPS_RANGE`.
+        path: File to write, ``*.mp4``; its parent directory is created if needed.
+        images: (H, W, 3) floating point, nominally in [0, 1], all of one size, any device, such as the ``rgb`` of
+            views; consumed one at a time.
+        fps: Frames per second.
         room: Bytes of host memory for 8-bit frames that wait for the encoder; at least eight frames may wait. Encoders
             are slower than a GPU. The default suffices for 300 frames of 1920 x 1080, so that the GPU is free as soon
             as these are rendered.
@@ -62,11 +62,17 @@ def write_video(path: Path, images: Iterable[Tensor], fps: float = 30, *, room: 
         MissingPackageError: imageio or PyAV is not installed.
         OSError: The file cannot be written.
         TypeError: An image is not floating point.
-        ValueError: A side is longer than :data:`LARGEST_SIDE`.
+        ValueError: There is no image, one has another shape than (H, W, 3) or than the first, a side is longer than
+            16384 pixels, ``fps`` is not in [0.001, 1000], or ``path`` does not end in ``.mp4``.
     """
+    check_video("path", path)  # before the first image is rendered, which may take long
+    if not FPS_RANGE[0] <= fps <= FPS_RANGE[1]:
+        raise ValueError(f"fps must lie in [{FPS_RANGE[0]}, {FPS_RANGE[1]}], got {fps}")
     av, imageio = (import_optional(name, "write a video") for name in ("av", "imageio.v3"))
-    frames = map(_even, _on_host(images))
-    first = next(frames)
+    frames = _checked(_on_host(images))
+    first = next(frames, None)
+    if first is None:
+        raise ValueError("images must contain at least one image, got none")
     # Encoded in memory, because imageio cannot close a video whose file it could not write, as on a full disk.
     encoded = io.BytesIO()
     try:
@@ -99,10 +105,14 @@ def _on_host(images: Iterable[Tensor]) -> Iterator[npt.NDArray[np.uint8]]:
         yield queued.popleft().fetch().numpy()
 
 
-def _even(frame: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Returns a frame with even sides."""
-    height, width, _ = frame.shape
-    if max(height, width) > LARGEST_SIDE:
-        raise ValueError(f"images must have 1 to {LARGEST_SIDE} pixels along each side, got {width}x{height}")
-    odd = height % 2 or width % 2
-    return np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge") if odd else frame
+def _checked(frames: Iterable[npt.NDArray[np.uint8]]) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yields frames with even sides; raises ValueError for one of another shape than the first."""
+    shape: tuple[int, ...] | None = None
+    for index, frame in enumerate(frames):
+        if frame.ndim != 3 or frame.shape[-1] != 3 or shape not in (None, frame.shape):
+            raise ValueError(f"images[{index}] must have shape {shape or '(H, W, 3)'}, got {frame.shape}")
+        height, width, _ = shape = frame.shape
+        if not (min(height, width) > 0 and max(height, width) <= LARGEST_SIDE):
+            raise ValueError(f"images must have 1 to {LARGEST_SIDE} pixels along each side, got {width}x{height}")
+        odd = height % 2 or width % 2
+        yield np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge") if odd else frame
