@@ -23,7 +23,7 @@ from _bricks_surface import Samples, distances, modelled_surface, sample
 from _run_scene import load_run_scene
 
 import voxelfield
-from voxelfield.export.lattice import Region
+from voxelfield.export.lattice import box_lattice
 from voxelfield.export.mesh import LEVEL_LENGTH, FieldSurface
 from voxelfield.export.surfaces import half_absorbing_density
 from voxelfield.rendering.cameras import Cameras
@@ -35,7 +35,7 @@ LEVELS = (0.5, 1.0, 2.0, 4.0)
 
 def wanted_surfaces(run: TrainedModel) -> dict[str, dict[str, Any]]:
     """Returns the definitions of the surfaces to compare, by name."""
-    default = half_absorbing_density(LEVEL_LENGTH * Region.of(run.model).voxel)
+    default = half_absorbing_density(LEVEL_LENGTH * box_lattice(run.model)[1])
     cells = 2 * (max(run.field.grid.resolution) - 1)
     return {
         **{f"density, level {factor:g}x": {"level": factor * default} for factor in LEVELS},
@@ -51,7 +51,7 @@ def row(name: str, run: TrainedModel, options: dict[str, Any], cameras: Cameras,
     mesh = FieldSurface(run.model, **options, cameras=cameras).mesh(min_component=0)
     seconds = time.perf_counter() - start
     found = sample(trimesh.Trimesh(mesh.vertices.numpy(), mesh.faces.numpy(), process=False), cameras)
-    voxel = Region.of(run.model).voxel
+    _, voxel = box_lattice(run.model)
     off, missed = distances(found, truth) / voxel, distances(truth, found) / voxel
     figures = [f"{len(mesh.faces):,}", f"{seconds:.0f}"]
     for part in (off, missed):
@@ -70,7 +70,7 @@ def main() -> None:
     run = voxelfield.load(arguments.run, arguments.device)
     cameras = load_run_scene(run, "train", arguments.data_root).train.cameras
     truth = sample(modelled_surface(), cameras)
-    voxel = Region.of(run.model).voxel
+    _, voxel = box_lattice(run.model)
     default = half_absorbing_density(LEVEL_LENGTH * voxel)
     print(f"a voxel is {voxel:.4f} world units long, the default level is {default:.1f}\n")
     print("| surface | triangles | seconds | off, mean | within half a voxel | missed, mean | within half a voxel |")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import http.server
 import io
 import json
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -150,3 +153,31 @@ def chromium(folder: Path, size: tuple[int, int]) -> Iterator[Browser]:
         yield Browser(driver, downloads)
     finally:
         driver.quit()
+
+
+def browser_fixture(size: tuple[int, int]) -> Callable[..., Iterator[Browser]]:
+    """Makes the fixture of a browser that the tests of a module share."""
+
+    @pytest.fixture(scope="module")
+    def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+        with chromium(tmp_path_factory.mktemp("chromium"), size) as started:
+            yield started
+
+    return browser
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """Serves the files of a folder; gives the address."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    handler = functools.partial(Handler, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()

@@ -14,7 +14,8 @@ from free_ports import free_port
 import voxelfield
 from voxelfield.datasets.scene import Scene
 from voxelfield.models.dense import DenseConfig
-from voxelfield.settings import StageConfig, TrainerConfig, preset
+from voxelfield.runs.watching import TrainingViewer
+from voxelfield.settings import LoggerConfig, StageConfig, TrainerConfig, preset
 from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.training.session import Session
 
@@ -44,6 +45,14 @@ def short_trainer(steps: int) -> TrainerConfig:
 
 def session(steps: int = 40, **options) -> Session:
     return Session(bricks(), DenseConfig(features=3, width=16), trainer=short_trainer(steps), device="cpu", **options)
+
+
+def watched(**options: Any) -> tuple[TrainingViewer, Session]:
+    """A training that has begun, and its viewer."""
+    viewer = TrainingViewer(LoggerConfig(viewer_port=free_port()))
+    training = session(on_step=viewer.after_step, **options)
+    viewer.begin(training)
+    return viewer, training
 
 
 @functools.cache

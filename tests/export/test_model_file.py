@@ -9,6 +9,7 @@ import resource
 import zlib
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +19,12 @@ from safetensors.torch import load_file, save_file
 
 import voxelfield
 from voxelfield.export import save_model
+from voxelfield.fields.field import RadianceField
 from voxelfield.ops import sample_trilinear
 from voxelfield.rendering.bricks import can_bake, lattice_spacing
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings, pixel_stride, ray_spacing, visible_cells, visible_samples
+from voxelfield.settings import RunConfig
 from voxelfield.trained.loading import load as load_model
 from voxelfield.trained.model_file import (
     FORMAT,
@@ -53,12 +56,14 @@ def noise(model: str, device: torch.device, cells: int = 12, radius: float = 0.6
         for level in field.grid.levels:
             level.copy_(torch.randn_like(level).half())
     axes = torch.meshgrid(*[torch.linspace(-1, 1, cells)] * 3, indexing="ij")
-    ball = torch.stack(axes).norm(dim=0) < radius
-    empty = torch.zeros(cells, cells, cells)
+    return trained(settings, field, torch.stack(axes).norm(dim=0) < radius, device)
+
+
+def trained(settings: RunConfig, field: RadianceField, occupied: torch.Tensor, device: torch.device) -> TrainedModel:
     occupancy = {
-        "occupancy.occupied": ball,
-        "occupancy.allowed": ball,
-        "occupancy.density_ema_max": empty,
+        "occupancy.occupied": occupied,
+        "occupancy.allowed": occupied,
+        "occupancy.density_ema_max": torch.zeros(occupied.shape),
         "occupancy.aabb": torch.tensor(BOX),
     }
     return restore_trained_model(settings, field.state_dict(prefix="field.") | occupancy, 7, device)
@@ -67,6 +72,24 @@ def noise(model: str, device: torch.device, cells: int = 12, radius: float = 0.6
 @pytest.fixture(params=MODELS)
 def run(request, device) -> TrainedModel:
     return noise(request.param, device)
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    """Where a test may write a model file."""
+    return tmp_path / "model.safetensors"
+
+
+@pytest.fixture
+def saved(run, path) -> Path:
+    """The model file of a run."""
+    save_model(path, run)
+    return path
+
+
+def description_of(path: Path) -> dict[str, Any]:
+    with safe_open(path, framework="pt") as file:
+        return json.loads(file.metadata()["voxelfield model"][8:])
 
 
 def vertices_in_file(run: TrainedModel, level: torch.Tensor) -> torch.Tensor:
@@ -81,9 +104,9 @@ def camera(device: torch.device) -> Cameras:
     return Cameras(pose[None], torch.tensor([[40.0, 40.0, 16.0, 16.0]]), width=32, height=32).to(device)
 
 
-def test_an_exact_model_that_is_loaded_draws_the_same(run, tmp_path, device):
-    save_model(tmp_path / "model.safetensors", run, quality="exact")
-    loaded = load_model(str(tmp_path / "model.safetensors"), str(device))
+def test_an_exact_model_that_is_loaded_draws_the_same(run, path, device):
+    save_model(path, run, quality="exact")
+    loaded = load_model(str(path), str(device))
     assert loaded.steps == 7
     assert replace(loaded.config, logger=run.config.logger) == run.config, "the loggers of a run do not matter"
     assert torch.equal(loaded.occupancy.occupied, run.occupancy.occupied)
@@ -94,18 +117,17 @@ def test_an_exact_model_that_is_loaded_draws_the_same(run, tmp_path, device):
 
 
 @pytest.mark.parametrize("cells", [11, 17])
-def test_stored_values_around_cells_are_those_of_an_exact_model(tmp_path, device, cells):
+def test_stored_values_around_cells_are_those_of_an_exact_model(path, device, cells):
     # Faces of occupied cells lie between vertices of the lattice of stored values, and between those of the levels.
     run = noise("deferred shading", device, cells, radius=0.85)
-    save_model(tmp_path / "model.safetensors", run, quality="exact")
-    loaded = load_model(tmp_path / "model.safetensors", device)
+    save_model(path, run, quality="exact")
+    loaded = load_model(path, device)
     view, expected = (each.renderer().view(camera(device).enlarged(12), 0) for each in (loaded, run))
     assert torch.equal(view.rgb, expected.rgb)
     assert torch.equal(view.depth, expected.depth)
 
 
-def test_it_holds_what_occupied_cells_read_and_no_more(run, tmp_path):
-    path = tmp_path / "model.safetensors"
+def test_it_holds_what_occupied_cells_read_and_no_more(run, path):
     save_model(path, run, quality="exact")
     tensors = load_file(path)
     for name, parameter in run.field.named_parameters():
@@ -119,17 +141,17 @@ def test_it_holds_what_occupied_cells_read_and_no_more(run, tmp_path):
     assert path.stat().st_size < 2.2 * sum(x.numel() for x in tensors.values() if x.dtype == torch.float16) + 40_000
 
 
-def test_features_too_large_for_float16_stay_float32(run, tmp_path):
+def test_features_too_large_for_float16_stay_float32(run, path):
     with torch.no_grad():
         if run.field.grid.levels[0].dtype == torch.float16:
             pytest.skip("read as float16 on this device")
         run.field.grid.levels[0].fill_(1e5)
-    save_model(tmp_path / "model.safetensors", run)
-    assert load_model(tmp_path / "model.safetensors", "cpu").field.grid.levels[0].max() == 1e5
+    save_model(path, run)
+    assert load_model(path, "cpu").field.grid.levels[0].max() == 1e5
 
 
 @pytest.mark.parametrize("quality", ["exact", "standard", "small"])
-def test_sparse_levels_are_stored_with_their_blocks(quality, tmp_path, device):
+def test_sparse_levels_are_stored_with_their_blocks(quality, path, device):
     settings = preset(
         *("scene=lego", f"scene.aabb={[list(corner) for corner in BOX]}", "trainer=smoke", "model=pyramid"),
         *("trainer.stages=[{step: 0, resolution: 40}]", "trainer.occupancy.resolution=12", "model.width=16"),
@@ -145,15 +167,7 @@ def test_sparse_levels_are_stored_with_their_blocks(quality, tmp_path, device):
         atlas = grid.sparse_grids[0].features
         grid.sparse_grids[0].share(atlas)
         atlas.copy_(atlas.half())
-    occupied = torch.ones(12, 12, 12, dtype=torch.bool)
-    occupancy = {
-        "occupancy.occupied": occupied,
-        "occupancy.allowed": occupied,
-        "occupancy.density_ema_max": torch.zeros(12, 12, 12),
-        "occupancy.aabb": torch.tensor(BOX),
-    }
-    run = restore_trained_model(settings, field.state_dict(prefix="field.") | occupancy, 7, device)
-    path = tmp_path / "model.safetensors"
+    run = trained(settings, field, torch.ones(12, 12, 12, dtype=torch.bool), device)
     save_model(path, run, quality=quality, cameras=camera(device) if quality == "small" else None)
     loaded = load_model(path, device)
     found, expected = (each.field.grid.sparse_grids[0] for each in (loaded, run))
@@ -191,8 +205,7 @@ def test_vertices_are_reached_just_where_a_position_reads_them(resolution, cells
 
 
 @pytest.mark.parametrize(("quality", "share"), [("standard", 0.125), ("small", 0.5)])
-def test_features_are_off_by_half_a_step_at_most(run, tmp_path, device, quality, share):
-    path = tmp_path / "model.safetensors"
+def test_features_are_off_by_half_a_step_at_most(run, path, tmp_path, device, quality, share):
     save_model(path, run, quality=quality)
     loaded = load_model(path, device)
     features = 0
@@ -218,10 +231,9 @@ def error_in_images(run: TrainedModel, path: Path, cameras: Cameras, **options: 
     return float((load_model(path, run.occupancy.aabb.device).render(cameras).rgb - exact).square().mean().sqrt())
 
 
-def test_images_are_off_by_about_the_error_asked_for(run, tmp_path, device):
+def test_images_are_off_by_about_the_error_asked_for(run, path, device):
     sizes = []
     for quality, wanted in (("standard", 0.001), ("small", 0.0015)):
-        path = tmp_path / "model.safetensors"
         found = error_in_images(run, path, camera(device), quality=quality)
         # Errors of neighbouring samples are no more independent than those are.
         assert 0.2 * wanted < found < 3 * wanted
@@ -250,8 +262,7 @@ def test_features_that_no_image_depends_on_have_no_importance(run, monkeypatch, 
     assert not any(x.any() for x in feature_importance(run.model, away, rays=100))
 
 
-def test_cells_that_no_camera_sees_are_left_out(run, tmp_path, device):
-    path = tmp_path / "model.safetensors"
+def test_cells_that_no_camera_sees_are_left_out(run, path, device):
     save_model(path, run, quality="exact", cameras=camera(device).enlarged(4))
     loaded = load_model(path, device)
     assert 0 < loaded.occupancy.fraction() < run.occupancy.fraction()
@@ -319,8 +330,7 @@ def test_coarse_images_leave_no_holes(run, device):
 
 
 @pytest.mark.parametrize("quality", ["exact", "standard"])
-def test_a_flipped_bit_is_noticed(run, tmp_path, quality):
-    path = tmp_path / "model.safetensors"
+def test_a_flipped_bit_is_noticed(run, path, quality):
     save_model(path, run, quality=quality)
     whole = path.read_bytes()
     begin = 8 + int.from_bytes(whole[:8], "little")
@@ -340,20 +350,18 @@ def test_an_unknown_quality_is_refused(run, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_grid_with_a_feature_that_is_not_finite_is_kept_exactly(run, tmp_path):
+def test_a_grid_with_a_feature_that_is_not_finite_is_kept_exactly(run, path):
     with torch.no_grad():
         run.field.grid.levels[-1].fill_(math.nan)
-    save_model(tmp_path / "model.safetensors", run)
-    loaded = load_model(tmp_path / "model.safetensors", "cpu")
+    save_model(path, run)
+    loaded = load_model(path, "cpu")
     assert loaded.field.grid.levels[-1].isnan().any()
 
 
 def spoil(path: Path, tensors: dict[str, torch.Tensor] | None = None, **changes: object) -> None:
     """Changes a file's description and tensors, with checksums that fit, as somebody of bad intent would."""
-    with safe_open(path, framework="pt") as file:
-        description = json.loads(file.metadata()["voxelfield model"][8:])
     stored = load_file(path) | (tensors or {})
-    text = json.dumps(description | changes)
+    text = json.dumps(description_of(path) | changes)
     save_file(stored, path, {"voxelfield model": with_checksum(text, stored)})
 
 
@@ -371,14 +379,11 @@ def zeros() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("bomb", ["codes", "bits", "shape", "cells", "deep", "network"])
-def test_a_file_that_declares_too_much_is_refused_before_memory_is_asked_for(run, tmp_path, bomb, zeros):
-    path = tmp_path / "model.safetensors"
-    save_model(path, run)
-    with safe_open(path, framework="pt") as file:
-        shapes = json.loads(file.metadata()["voxelfield model"][8:])["shapes"]
+def test_a_file_that_declares_too_much_is_refused_before_memory_is_asked_for(run, saved, bomb, zeros):
+    shapes = description_of(saved)["shapes"]
     name = next(iter(shapes))
     if bomb == "deep":
-        save_file({"x": torch.ones(2)}, path, {"voxelfield model": with_checksum("[" * 100_000, {})})
+        save_file({"x": torch.ones(2)}, saved, {"voxelfield model": with_checksum("[" * 100_000, {})})
     else:
         changes: dict[str, dict[str, object]] = {
             "codes": {"tensors": {name: zeros}},
@@ -392,10 +397,10 @@ def test_a_file_that_declares_too_much_is_refused_before_memory_is_asked_for(run
             config = asdict(run.config)
             config["model"]["width"] = 40_000
             changes["network"] = {"config": config}
-        spoil(path, **changes[bomb])
+        spoil(saved, **changes[bomb])
     before = peak_memory()
     with pytest.raises(ModelFileError, match=r"do not fit together|is not a voxelfield model") as raised:
-        load_model(path, "cpu")
+        load_model(saved, "cpu")
     assert "\n" not in str(raised.value)
     assert peak_memory() - before < 300e6
 
@@ -403,19 +408,16 @@ def test_a_file_that_declares_too_much_is_refused_before_memory_is_asked_for(run
 WRONG_SHAPES = [[-4, -4, 4, 4], [4, 4, 4], [4.0, 4, 4, 4], "4444", None, [True, 4, 4, 4], [0, 4, 4, 4]]
 
 
-def test_a_description_of_impossible_values_is_refused(run, tmp_path):
-    path = tmp_path / "model.safetensors"
-    save_model(path, run)
-    with safe_open(path, framework="pt") as file:
-        description = json.loads(file.metadata()["voxelfield model"][8:])
-    shapes, settings, stored = description["shapes"], description["settings"], load_file(path)
+def test_a_description_of_impossible_values_is_refused(run, saved):
+    description = description_of(saved)
+    shapes, settings, stored = description["shapes"], description["settings"], load_file(saved)
     name, step = next(iter(shapes)), next(key for key in stored if key.startswith("step/"))
 
     def refused(message: str, tensors: dict[str, torch.Tensor] | None = None, **changes: object) -> None:
-        save_file(stored, path, {"voxelfield model": with_checksum(json.dumps(description), stored)})
-        spoil(path, tensors, **changes)
+        save_file(stored, saved, {"voxelfield model": with_checksum(json.dumps(description), stored)})
+        spoil(saved, tensors, **changes)
         with pytest.raises(ModelFileError, match=message):
-            voxelfield.load(path, "cpu")
+            voxelfield.load(saved, "cpu")
 
     for sizes in WRONG_SHAPES:
         refused("must be 4 positive whole numbers", shapes=shapes | {name: sizes})
@@ -429,8 +431,7 @@ def test_a_description_of_impossible_values_is_refused(run, tmp_path):
     )
 
 
-def test_what_was_verified_is_what_is_used_whatever_happens_to_the_file(run, tmp_path):
-    path = tmp_path / "model.safetensors"
+def test_what_was_verified_is_what_is_used_whatever_happens_to_the_file(run, path):
     save_model(path, run, quality="exact")
     loaded, expected = load_model(path, "cpu"), load_model(path, "cpu").field.state_dict()
     expected = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in expected.items()}
@@ -449,22 +450,21 @@ def test_what_is_no_file_is_refused_without_waiting(tmp_path):
         voxelfield.load(tmp_path, "cpu")
 
 
-def test_settings_of_a_file_are_plain_data(run, tmp_path, monkeypatch):
+def test_settings_of_a_file_are_plain_data(run, saved, tmp_path, monkeypatch):
     monkeypatch.setenv("TOKEN", "secret")
-    path, again = tmp_path / "model.safetensors", tmp_path / "again.safetensors"
-    save_model(path, run)
+    again = tmp_path / "again.safetensors"
     names = {"doubling": "${scene.name}" * 3000, "malformed": "${" * 30_000, "token": "${oc.env:TOKEN}"}
     for name in names.values():
-        spoil(path, config=asdict(run.config) | {"scene": asdict(run.config.scene) | {"name": name}})
-        loaded = load_model(path, "cpu")
+        spoil(saved, config=asdict(run.config) | {"scene": asdict(run.config.scene) | {"name": name}})
+        loaded = load_model(saved, "cpu")
         assert loaded.config.scene.name == name
     assert "secret" not in repr(loaded)
     save_model(again, loaded)
     assert b"secret" not in again.read_bytes()
     for value in ("${seed}", "${" * 30_000, "???"):
-        spoil(path, config=asdict(run.config) | {"trainer": {"steps": value}})
+        spoil(saved, config=asdict(run.config) | {"trainer": {"steps": value}})
         with pytest.raises(ModelFileError, match=r"trainer\.steps must be an integer, got '[$?]") as raised:
-            load_model(path, "cpu")
+            load_model(saved, "cpu")
         assert len(str(raised.value)) < 400
 
 
@@ -484,8 +484,7 @@ def test_settings_of_a_file_are_plain_data(run, tmp_path, monkeypatch):
         ("features", lambda x: x[:1].clone(), "must have shape"),
     ],
 )
-def test_tensors_that_no_run_saves_are_refused_by_name(run, tmp_path, name, change, message):
-    path = tmp_path / "model.safetensors"
+def test_tensors_that_no_run_saves_are_refused_by_name(run, path, name, change, message):
     save_model(path, run, quality="exact")
     stored = load_file(path)
     keys = [key for key in sorted(stored) if key.endswith(name) and (name[0] == "o" or key.startswith("field."))]
@@ -498,53 +497,39 @@ def test_tensors_that_no_run_saves_are_refused_by_name(run, tmp_path, name, chan
 
 
 @pytest.mark.parametrize("voxels", [1e-5, 1e-300])
-def test_a_step_with_which_an_image_takes_hours_is_refused(run, tmp_path, voxels):
-    path = tmp_path / "model.safetensors"
-    save_model(path, run)
+def test_a_step_with_which_an_image_takes_hours_is_refused(run, saved, voxels):
     trainer = asdict(run.config.trainer)
-    spoil(path, config=asdict(run.config) | {"trainer": trainer | {"render": {"voxels_per_step": voxels}}})
+    spoil(saved, config=asdict(run.config) | {"trainer": trainer | {"render": {"voxels_per_step": voxels}}})
     with pytest.raises(ModelFileError, match=r"trainer\.render\.voxels_per_step must be at least 0\.0\d+, so that"):
-        load_model(path, "cpu")
+        load_model(saved, "cpu")
 
 
-def test_what_is_no_model_is_refused_by_name(run, tmp_path):
-    path = tmp_path / "model.safetensors"
+def test_what_is_no_model_is_refused_by_name(run, path):
     with pytest.raises(FileNotFoundError, match=r"no model file .*model\.safetensors"):
         load_model(path, "cpu")
-    path.write_bytes(b"nothing of the kind")
-    with pytest.raises(ModelFileError, match=r"model\.safetensors is not a voxelfield model, or is damaged"):
-        load_model(path, "cpu")
-    save_file({"x": torch.ones(2)}, path)
-    with pytest.raises(ModelFileError, match="is not a voxelfield model"):
-        load_model(path, "cpu")
     save_model(path, run)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-100])
-    with pytest.raises(ModelFileError, match="damaged"):
-        load_model(path, "cpu")
-    path.write_bytes(whole)
-    spoil(path, occupancy=[12, 12, 5])
-    with pytest.raises(ModelFileError, match="parts do not fit together"):
-        load_model(path, "cpu")
-    path.write_bytes(whole)
-    spoil(path, steps=None, settings=3)
-    with pytest.raises(ModelFileError, match="parts do not fit together"):
-        load_model(path, "cpu")
-    path.write_bytes(whole)
-    spoil(path, config={"model": {"kind": "sh"}})
-    with pytest.raises(ValueError, match=r"configuration|parts do not fit together"):
-        load_model(path, "cpu")
-    for other, remedy in ((FORMAT + 1, "upgrade voxelfield"), (FORMAT - 1, "export the run again with this version")):
-        path.write_bytes(whole)
-        spoil(path, format=other)
-        with pytest.raises(ModelFileError, match=rf"has format {other}; .* reads format {FORMAT}: {remedy}$"):
+    whole, other = path.read_bytes(), path.with_name("other")
+    save_file({"x": torch.ones(2)}, other)
+    for content, changes, message in (
+        (b"nothing of the kind", {}, r"model\.safetensors is not a voxelfield model, or is damaged"),
+        (other.read_bytes(), {}, "is not a voxelfield model"),
+        (whole[:-100], {}, "damaged"),
+        (whole, {"occupancy": [12, 12, 5]}, "parts do not fit together"),
+        (whole, {"steps": None, "settings": 3}, "parts do not fit together"),
+        (whole, {"config": {"model": {"kind": "sh"}}}, r"configuration|parts do not fit together"),
+        (whole, {"format": FORMAT + 1}, rf"has format {FORMAT + 1}; .* reads format {FORMAT}: upgrade voxelfield$"),
+        (whole, {"format": FORMAT - 1}, rf"has format {FORMAT - 1}; .*: export the run again with this version$"),
+    ):
+        path.write_bytes(content)
+        if changes:
+            spoil(path, **changes)
+        with pytest.raises(ModelFileError, match=message):
             load_model(path, "cpu")
 
 
-def test_load_takes_a_file_or_its_folder(run, tmp_path, device):
-    save_model(tmp_path / "model.safetensors", run)
+def test_load_takes_a_file_or_its_folder(run, saved, tmp_path, device):
     points = torch.rand(4, 5, 3, device=device) - 0.5
-    for path in (tmp_path, tmp_path / "model.safetensors"):
+    for path in (tmp_path, saved):
         loaded = voxelfield.load(path, str(device))
         assert loaded.density(points).shape == (4, 5)
         view = loaded.render(camera(device))

@@ -78,13 +78,12 @@ def test_codes_come_back_and_take_about_their_entropy(device):
 
 def test_damaged_or_other_codes_are_refused():
     packed = pack(torch.ones(10, 2, dtype=torch.int8))
-    with pytest.raises(RuntimeError, match="must be 22 bytes, got 20"):
-        unpack(packed, 22)
-    with pytest.raises(RuntimeError, match="must be 18 bytes, got more than 18"):
-        unpack(packed, 18)
-    with pytest.raises(RuntimeError, match="compressed data"):
-        unpack(packed[:-3], 20)
-    with pytest.raises(RuntimeError, match="compressed data is damaged"):
-        unpack(packed ^ 255, 20)
-    with pytest.raises(RuntimeError, match="cannot contain that many"):
-        unpack(packed, 1 << 60)
+    for content, size, message in (
+        (packed, 22, "must be 22 bytes, got 20"),
+        (packed, 18, "must be 18 bytes, got more than 18"),
+        (packed[:-3], 20, "compressed data"),
+        (packed ^ 255, 20, "compressed data is damaged"),
+        (packed, 1 << 60, "cannot contain that many"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            unpack(content, size)

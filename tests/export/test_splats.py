@@ -25,7 +25,6 @@ from voxelfield.fields.field import RadianceField
 from voxelfield.grids.voxel_grid import VoxelGrid
 from voxelfield.models import Model, Sampling
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import render
 from voxelfield.rendering.rigid import quaternions, rotations
 from voxelfield.warps.nested_boxes import NestedBoxes
@@ -33,6 +32,10 @@ from voxelfield.warps.nested_boxes import NestedBoxes
 VOXEL = 1.0
 SAMPLING = Sampling(voxels_per_step=0.5)
 INNER = tuple(tuple(float(c + sign * 10) for c in CENTRE) for sign in (-1, 1))  # smaller than the ball
+
+
+def ball() -> Model:
+    return Model(*ball_field(), SAMPLING)
 
 
 def random_splats(count: int) -> Splats:
@@ -231,13 +234,8 @@ def test_a_rotated_gaussian_has_the_shadow_of_its_points():
     x, y, z, w = rotation.as_quat()
     scales = torch.tensor([0.3, 0.1, 0.02])
     centre = torch.tensor([0.2, -0.1, 0.3])
-    one = Splats(
-        centre[None],
-        scales.log()[None],
-        2 * torch.tensor([[w, x, y, z]]).float(),
-        torch.tensor([-1.0]),
-        torch.zeros(1, 16, 3),
-    )
+    turn, faint = 2 * torch.tensor([[w, x, y, z]]).float(), torch.tensor([-1.0])
+    one = Splats(centre[None], scales.log()[None], turn, faint, torch.zeros(1, 16, 3))
     camera = Cameras(torch.eye(4)[None].clone(), torch.tensor([[3000.0, 3200.0, 60.0, 70.0]]), 130, 140)
     camera.c2w[0, 2, 3] = 80.0  # so far that perspective is linear
     shadow = 2 * (1 - render_splats(one, camera, torch.ones(3), 0.01)[..., 0])  # its own colour is 0.5
@@ -297,9 +295,7 @@ def test_few_pairs_at_once_give_the_same_image(monkeypatch):
 
 @pytest.mark.parametrize("warp", [None, NestedBoxes(INNER, 2)], ids=["one", "nested"])
 def test_gaussians_are_flat_on_the_surface_and_grow_outwards(warp):
-    field, occupancy = ball_field(warp)
-    cameras = cameras_around(8, 48)
-    splats = splats_of(Model(field, occupancy, SAMPLING), cameras, count=20_000, fit_steps=0)
+    splats = splats_of(Model(*ball_field(warp), SAMPLING), cameras_around(8, 48), count=20_000, fit_steps=0)
     arms = splats.means - CENTRE
     assert (arms.norm(dim=-1) - RADIUS).abs().mean() < 0.8 * VOXEL
     assert torch.allclose(shown_colors(splats, -F.normalize(arms, dim=-1)), expected_colors(splats.means), atol=0.1)
@@ -317,49 +313,44 @@ def test_gaussians_are_flat_on_the_surface_and_grow_outwards(warp):
         assert float(scales[outside, 2].median() / scales[inside, 2].median()) == pytest.approx(2, rel=0.2)
 
 
-def opacities(
-    splats: Splats, cameras: Cameras, field: RadianceField, occupancy: OccupancyGrid
-) -> tuple[torch.Tensor, torch.Tensor]:
+def opacities(splats: Splats, cameras: Cameras, model: Model) -> tuple[torch.Tensor, torch.Tensor]:
     """Opacities (H, W) of splats and of the field in the first image, so large that viewers widen little."""
     camera = cameras[[0]].enlarged(4)
-    truth = render(
-        field, camera.image_rays(0, field.aabb), occupancy, Model(field, occupancy, SAMPLING).settings
-    ).opacity
+    rays = camera.image_rays(0, model.field.aabb)
+    truth = render(model.field, rays, model.occupancy, model.settings).opacity
     black = replace(splats, harmonics=torch.zeros_like(splats.harmonics).index_fill_(1, torch.tensor(0), -10.0))
     shown = 1 - render_splats(black, camera, torch.ones(3), 0.01)[..., 0]
     return shown, truth.view(shown.shape)
 
 
 def test_fog_is_as_opaque_as_in_the_field():
-    field, occupancy = ball_field()
+    model = ball()
+    field = model.field
     with torch.no_grad():  # light is lost gradually, all the way through
         distance = (field.grid.vertices() - CENTRE).norm(dim=-1)
         fog = math.log(math.expm1(0.08 / field.decoder.activation.scale)) - field.decoder.activation.shift
         field.grid.features[..., 0] = torch.where(distance < RADIUS, fog, -20.0)
     cameras = cameras_around(8, 48)
-    splats = splats_of(Model(field, occupancy, SAMPLING), cameras, count=8_000, fit_steps=0)
-    shown, truth = opacities(splats, cameras, field, occupancy)
+    splats = splats_of(model, cameras, count=8_000, fit_steps=0)
+    shown, truth = opacities(splats, cameras, model)
     assert 0.7 < float(truth.max()) < 0.95
     assert float((shown - truth)[truth > 0.3].abs().mean()) < 0.03
 
 
 def test_few_gaussians_are_larger_instead_of_leaving_holes():
-    field, occupancy = ball_field()
-    cameras = cameras_around(8, 48)
-    splats = splats_of(Model(field, occupancy, SAMPLING), cameras, count=300, fit_steps=0)
+    model, cameras = ball(), cameras_around(8, 48)
+    splats = splats_of(model, cameras, count=300, fit_steps=0)
     assert 100 < len(splats) <= 300
-    shown, truth = opacities(splats, cameras, field, occupancy)
+    shown, truth = opacities(splats, cameras, model)
     assert float(shown[truth > 0.99].mean()) > 0.8
 
 
 def test_colours_depend_on_the_direction_as_in_the_field():
     plain, occupancy = ball_field()
     grid = VoxelGrid(plain.grid.resolution, 13, BOX)
-    coefficients = torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0])
     with torch.no_grad():
-        grid.features.copy_(
-            torch.cat((plain.grid.features[..., :1], coefficients.expand(*grid.features.shape[:3], 12)), dim=-1)
-        )
+        grid.features[..., :1] = plain.grid.features[..., :1]
+        grid.features[..., 1:] = torch.tensor([0.0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1])
     field = RadianceField(grid, SHDecoder(1, plain.decoder.activation)).requires_grad_(False)
     cameras = cameras_around(24, 32)
     splats = splats_of(Model(field, occupancy, SAMPLING), cameras, count=5000, fit_steps=0)
@@ -374,14 +365,13 @@ def test_colours_depend_on_the_direction_as_in_the_field():
 
 def test_fitting_brings_images_closer_to_the_fields(monkeypatch):
     monkeypatch.setattr("voxelfield.export.splats._ZOOMS", (1,))  # for speed
-    field, occupancy = ball_field()
-    settings, cameras = Model(field, occupancy, SAMPLING).settings, cameras_around(6, 32)
-    rays = cameras.image_rays(0, field.aabb)
+    model, cameras = ball(), cameras_around(6, 32)
+    rays = cameras.image_rays(0, model.field.aabb)
     with torch.no_grad():
-        truth = render(field, rays, occupancy, settings).over(torch.ones(3)).view(32, 32, 3)
+        truth = render(model.field, rays, model.occupancy, model.settings).over(torch.ones(3)).view(32, 32, 3)
     errors = []
     for steps in (0, 15):
-        splats = splats_of(Model(field, occupancy, SAMPLING), cameras, count=2000, fit_steps=steps)
+        splats = splats_of(model, cameras, count=2000, fit_steps=steps)
         assert 200 < len(splats) <= 2000
         assert not any(each.requires_grad for each in vars(splats).values())
         errors.append(float((render_splats(splats, cameras[[0]], torch.ones(3), 0.01) - truth).square().mean()))
@@ -389,17 +379,17 @@ def test_fitting_brings_images_closer_to_the_fields(monkeypatch):
 
 
 def test_wrong_arguments_are_named():
-    field, occupancy = ball_field()
-    cameras = cameras_around(2, 16)
-    with pytest.raises(ValueError, match="count must be an int of at least 1, got 0"):
-        splats_of(Model(field, occupancy, SAMPLING), cameras, count=0)
-    with pytest.raises(ValueError, match="fit_steps must be finite and not negative, got -1"):
-        splats_of(Model(field, occupancy, SAMPLING), cameras, fit_steps=-1)
-    with pytest.raises(ValueError, match="cameras must be at least one, got none"):
-        splats_of(Model(field, occupancy, SAMPLING), cameras[[]], count=100)
-    occupancy.occupied[:] = False
+    model, cameras = ball(), cameras_around(2, 16)
+    for given, options, message in (
+        (cameras, {"count": 0}, "count must be an int of at least 1, got 0"),
+        (cameras, {"fit_steps": -1}, "fit_steps must be finite and not negative, got -1"),
+        (cameras[[]], {"count": 100}, "cameras must be at least one, got none"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            splats_of(model, given, **options)
+    model.occupancy.occupied[:] = False
     with pytest.raises(ValueError, match="cameras must see the field, got empty space in all of their pixels"):
-        splats_of(Model(field, occupancy, SAMPLING), cameras, count=100)
-    field.extra_inputs = ("time",)
+        splats_of(model, cameras, count=100)
+    model.field.extra_inputs = ("time",)
     with pytest.raises(ValueError, match="position and direction alone, got one that needs time"):
-        splats_of(Model(field, occupancy, SAMPLING), cameras, count=100)
+        splats_of(model, cameras, count=100)

@@ -64,11 +64,11 @@ def test_wrong_volumes_are_named(tmp_path):
 
 
 def test_a_volume_without_visible_density_is_reported(tmp_path, caplog):
-    field, occupancy = ball_field()
-    save_volume(tmp_path / "ball.npz", Model(field, occupancy), resolution=10)
+    model = Model(*ball_field())
+    save_volume(tmp_path / "ball.npz", model, resolution=10)
     assert "no visible density" not in caplog.text
-    occupancy.occupied.zero_()
-    save_volume(tmp_path / "ball.npz", Model(field, occupancy), resolution=10)
+    model.occupancy.occupied.zero_()
+    save_volume(tmp_path / "ball.npz", model, resolution=10)
     assert "contains no visible density: its box is empty at this resolution, or the whole field is" in caplog.text
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import base64
-import functools
-import http.server
+import contextlib
 import io
 import json
 import math
 import re
-import threading
 import zlib
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from baked_fields import BOX, NESTED, half_empty, look_at, make_field
-from chromium import Browser, chromium, eventually
+from chromium import Browser, browser_fixture, eventually, serving
 from PIL import Image
 from small_pyramid import settings
 
@@ -150,10 +148,8 @@ def test_files_that_a_tampered_page_names_stay(tmp_path, monkeypatch, name):
     write(tmp_path, field)
     assert (tmp_path / name).read_bytes() == b"mine"
     monkeypatch.setattr(web_page, "MAX_INLINE", 1000)
-    if name == "weights.bin":
-        with pytest.raises(FileExistsError, match=r"weights\.bin was not written by voxelfield: choose another folder"):
-            write(tmp_path, field)
-    else:
+    refusal = pytest.raises(FileExistsError, match=r"weights\.bin was not written by voxelfield: choose another folder")
+    with refusal if name == "weights.bin" else contextlib.nullcontext():
         write(tmp_path, field)
     assert (tmp_path / name).read_bytes() == b"mine"
 
@@ -268,17 +264,16 @@ def test_a_page_replaces_only_another_page(tmp_path):
 
 
 def test_fields_that_no_browser_can_draw_are_refused(tmp_path, monkeypatch):
-    field = make_field(CPU, None)
-    with pytest.raises(ValueError, match="cameras must be at least one, got none"):
-        write(tmp_path, field, cameras=CAMERAS[[]])
-    timed = per_sample()
+    field, timed, nothing = make_field(CPU, None), per_sample(), OccupancyGrid(4, BOX)
     timed.extra_inputs = ("time",)
-    with pytest.raises(ValueError, match=r"must depend on position and direction alone for a web page, .* needs time"):
-        write(tmp_path, timed, half_empty(timed))
-    nothing = OccupancyGrid(4, BOX)
     nothing.occupied.zero_()
-    with pytest.raises(ValueError, match="must have occupied cells for a web page, got none"):
-        write(tmp_path, per_sample(), nothing)
+    for arguments, message in (
+        ((field, None, CAMERAS[[]]), "cameras must be at least one, got none"),
+        ((timed,), r"must depend on position and direction alone for a web page, .* needs time"),
+        ((per_sample(), nothing), "must have occupied cells for a web page, got none"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            write(tmp_path, *arguments)
     monkeypatch.setattr(web_page, "_MAX_MEMORY", 2**10)
     with pytest.raises(ValueError, match=r"got \d+ coarse blocks of stored values in 0\.\d\d GiB and a side of \d+: "):
         write(tmp_path, field)
@@ -289,10 +284,7 @@ def test_fields_that_no_browser_can_draw_are_refused(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with chromium(tmp_path_factory.mktemp("chromium"), (400, 300)) as started:
-        yield started
+browser = browser_fixture((400, 300))
 
 
 def opened(browser: Browser, url: str) -> str:
@@ -314,32 +306,21 @@ def drawn(browser: Browser, camera: int) -> torch.Tensor:
 
 
 @pytest.mark.long
-def test_a_browser_shows_the_environment_of_the_field(browser, tmp_path):
-    field = make_field(CPU, None)
-    field.environment = Environment()
-    with torch.no_grad():
-        field.environment.maps[0].normal_()
-        field.environment.maps[1].normal_(std=0.2)
-    model = write(tmp_path, field)
-    renderer = FieldRenderer(field, model.occupancy, model.settings, field.environment, backend="render_baked_image")
-    address = (tmp_path / "index.html").as_uri()
-    assert opened(browser, address) == ""
-    for camera in range(2):
-        view = renderer.view(CAMERAS, camera)
-        assert 0.2 < view.opacity.mean() < 0.95, "the test shows nothing"
-        # Browsers interpolate colours between texels of 8 bits, not their logits.
-        assert (drawn(browser, camera) - view.rgb.clamp(0, 1)).abs().quantile(0.99) < 3 / 255
-    assert browser.complaints() == []
-    assert browser.requested() == {address}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("warp", [None, NESTED], ids=["one box", "nested boxes"])
-@pytest.mark.parametrize("geometry", [8, 16])
-def test_a_browser_draws_the_images_of_the_backend(browser, tmp_path, warp, geometry):
+@pytest.mark.parametrize(
+    ("warp", "geometry", "environment"),
+    [(None, 8, False), (None, 16, False), (NESTED, 8, False), (NESTED, 16, False), (None, 8, True)],
+    ids=["one box", "one box, 16", "nested boxes", "nested boxes, 16", "environment"],
+)
+def test_a_browser_draws_the_images_of_the_backend(browser, tmp_path, warp, geometry, environment):
     field = make_field(CPU, warp, geometry)
+    if environment:
+        field.environment = Environment()
+        with torch.no_grad():
+            field.environment.maps[0].normal_()
+            field.environment.maps[1].normal_(std=0.2)
     model = write(tmp_path, field)
-    renderer = FieldRenderer(field, model.occupancy, model.settings, model.background, backend="render_baked_image")
+    background = field.environment if environment else model.background
+    renderer = FieldRenderer(field, model.occupancy, model.settings, background, backend="render_baked_image")
     address = (tmp_path / "index.html").as_uri()
     assert opened(browser, address) == ""
     for camera in range(2):
@@ -347,9 +328,9 @@ def test_a_browser_draws_the_images_of_the_backend(browser, tmp_path, warp, geom
         assert 0.2 < view.opacity.mean() < 0.95, "the test shows nothing"
         error = drawn(browser, camera) - view.rgb.clamp(0, 1)
         # Values of vertices and colours are rounded to 8 bits. A sample on the border of a cell may also round to its
-        # other side.
-        assert error.square().mean() < 10**-5
-        assert error.abs().quantile(0.99) < 1.1 / 255
+        # other side. Browsers interpolate colours of an environment between texels of 8 bits, not their logits.
+        assert error.abs().quantile(0.99) < (3 if environment else 1.1) / 255
+        assert environment or error.square().mean() < 10**-5
     assert browser.complaints() == []
     assert browser.requested() == {address}
 
@@ -404,13 +385,6 @@ def test_files_beside_a_page_need_a_server(browser, tmp_path, monkeypatch):
     monkeypatch.setattr(web_page, "MAX_INLINE", 0)
     write(tmp_path, make_field(CPU, None))
     assert "run python -m http.server" in opened(browser, (tmp_path / "index.html").as_uri())
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=tmp_path)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        assert opened(browser, f"http://127.0.0.1:{server.server_port}/") == ""
+    with serving(tmp_path) as address:
+        assert opened(browser, address) == ""
         assert float(drawn(browser, 0).std()) > 0.05
-        server.shutdown()

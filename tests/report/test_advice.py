@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import re
-
 import pytest
 from records import METRICS, make_record
 
@@ -69,11 +67,9 @@ def test_remembering_is_judged_by_fitted_exposure_and_needs_held_out_views():
 
 
 def test_many_views_are_named_by_the_first_ones():
-    values = [30.0] * 100 + [10.0] * 7
-    (finding,) = advise(make_record(per_view=scores(*values)))
-    assert re.match(
-        r"r_100, r_101, r_102, r_103, r_104 and 2 more of 107, against a median of 30\.0 dB", finding.message
-    )
+    (finding,) = advise(make_record(per_view=scores(*[30.0] * 100, *[10.0] * 7)))
+    first = "r_100, r_101, r_102, r_103, r_104 and 2 more of 107, against a median of 30.0 dB"
+    assert finding.message.startswith(first)
 
 
 def test_every_message_is_one_line_with_something_to_do():

@@ -21,7 +21,8 @@ def labels(chart) -> list[str]:
 
 
 def test_a_curve_is_drawn_where_its_values_are():
-    chart = line_chart("PSNR", "dB", {"train": ((0, 10.0), (50, 20.0), (100, 30.0)), "none": ()})
+    curve = ((0, 10.0), (50, 20.0), (100, 30.0))
+    chart = line_chart("PSNR", "dB", {"train": curve, "none": ()})
     assert chart.legend == (("train", "30 dB"),)
     ((first, middle, last),) = drawn(chart)
     assert first[0] < middle[0] < last[0]
@@ -29,9 +30,7 @@ def test_a_curve_is_drawn_where_its_values_are():
     assert middle == pytest.approx(((first[0] + last[0]) / 2, (first[1] + last[1]) / 2), abs=0.1)
     assert {"0", "100", "10", "30", "steps"} <= set(labels(chart))
     assert chart.summary == "PSNR over 100 steps: train ends at 30 dB."
-    assert chart.svg == line_chart("PSNR", "dB", {"train": ((0, 10.0), (50, 20.0), (100, 30.0))}).svg, (
-        "no dates or chance"
-    )
+    assert chart.svg == line_chart("PSNR", "dB", {"train": curve}).svg, "no dates or chance"
 
 
 def test_a_logarithmic_chart_places_decades_evenly_and_leaves_out_what_has_no_logarithm():
@@ -82,11 +81,5 @@ def test_no_more_curves_are_drawn_than_there_are_colours():
 
 
 def test_numbers_are_short():
-    assert [short(value) for value in (0.0, 3.12e6, 2100, 31.25, 2e-5, -1500)] == [
-        "0",
-        "3.12M",
-        "2.1k",
-        "31.2",
-        "2e-05",
-        "-1.5k",
-    ]
+    shown = [short(value) for value in (0.0, 3.12e6, 2100, 31.25, 2e-5, -1500)]
+    assert shown == ["0", "3.12M", "2.1k", "31.2", "2e-05", "-1.5k"]

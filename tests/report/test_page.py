@@ -14,6 +14,8 @@ from records import METRICS, make_record, pictures
 
 from voxelfield.report.page import OPEN_VIEWS, amount_of_memory, duration, make_page
 
+NAMES = ("r_0", "r_1", "r_2")
+
 # Elements that have no end tag.
 _VOID = {"meta", "link", "img", "input"}
 
@@ -55,6 +57,12 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
+def opened(**changes) -> tuple[str, Page]:
+    """The HTML of a report, and the page that it is."""
+    html = make_page(make_record(**changes))
+    return html, Page(html)
+
+
 def pictures_of(page: Page) -> list[dict[str, str | None]]:
     """Returns the pictures of views, without those at the top of the page."""
     images = [image for image in page.all("img") if "data-kind" in image]
@@ -79,13 +87,11 @@ def check_self_contained(page: Page, html: str) -> None:
 
 
 def test_a_report_shows_figures_curves_views_timing_and_how_to_repeat_it():
-    record = make_record(
-        pictures=pictures("r_0", "r_1", "r_2"),
+    html, page = opened(
+        pictures=pictures(*NAMES),
         commands=(("Repeat the training", "voxelfield train scene=bricks"),),
         logged=("the log's warning",),
     )
-    html = make_page(record)
-    page = Page(html)
     check_self_contained(page, html)
     for expected in (
         "30.00 dB",
@@ -107,12 +113,10 @@ def test_a_report_shows_figures_curves_views_timing_and_how_to_repeat_it():
 
 
 def test_the_worst_view_is_first_with_its_four_pictures():
-    html = make_page(make_record(pictures=pictures("r_0", "r_1", "r_2")))
-    page = Page(html)
+    _, page = opened(pictures=pictures(*NAMES))
     images = pictures_of(page)
-    assert [image["alt"] for image in images[:4]] == [
-        f"{kind} of r_1" for kind in ("render", "truth", "error", "depth")
-    ]
+    kinds = [image["alt"].removesuffix(" of r_1") for image in images[:4]]
+    assert kinds == ["render", "truth", "error", "depth"]
     assert [image["alt"] for image in images[4::4]] == ["render of r_0", "render of r_2"]
     for image in images:
         assert base64.b64decode(image["src"].partition(",")[2])[:2] == b"\xff\xd8"
@@ -121,21 +125,20 @@ def test_the_worst_view_is_first_with_its_four_pictures():
 
 
 def test_the_video_stands_at_the_top_beside_the_best_and_the_worst_view():
-    names = ("r_0", "r_1", "r_2")
-    html = make_page(make_record(pictures=pictures(*names), video=b"mp4", previewed=names))
-    top, page = html.partition('<dl class="grid figures"')[0], Page(html)
+    html, page = opened(pictures=pictures(*NAMES), video=b"mp4", previewed=NAMES)
+    top = html.partition('<dl class="grid figures"')[0]
     assert page.all("video")[0]["src"] == f"data:video/mp4;base64,{base64.b64encode(b'mp4').decode()}"
     assert top.index("<video") < top.index("Best view: r_2") < top.index("Worst view: r_1")
     shown = re.findall(r'alt="(\w+ of \w+)"', top)
     assert shown == ["truth of r_2", "render of r_2", "truth of r_1", "render of r_1"]
     assert "mean of the test views r_0, r_1, r_2 30 dB" in page.text, "of which views a curve is"
-    assert "Only view: r_0" in Page(make_page(make_record(pictures=pictures("r_0")))).text
+    assert "Only view: r_0" in opened(pictures=pictures("r_0"))[1].text
 
 
 @pytest.mark.long
 def test_pictures_are_compared_and_enlarged_by_the_keyboard(tmp_path):
     path = tmp_path / "report.html"
-    path.write_text(make_page(make_record(pictures=pictures("r_0", "r_1", "r_2"))))
+    path.write_text(opened(pictures=pictures(*NAMES))[0])
     with chromium(tmp_path, (1280, 900)) as browser:
         browser.driver.get(path.as_uri())
         keys = importlib.import_module("selenium.webdriver.common.keys").Keys
@@ -144,10 +147,8 @@ def test_pictures_are_compared_and_enlarged_by_the_keyboard(tmp_path):
         assert "--at: 49" in browser.find("//*[@class='top']//div")[0].get_attribute("style")
         assert not browser.find(large)
         browser.find("//button[@data-kind='depth']")[0].send_keys(keys.ENTER)
-        assert [image.get_attribute("alt") for image in browser.find("//dialog//img")] == [
-            "truth of r_1",
-            "depth of r_1",
-        ]
+        enlarged = [image.get_attribute("alt") for image in browser.find("//dialog//img")]
+        assert enlarged == ["truth of r_1", "depth of r_1"]
         browser.find(large)[0].send_keys(keys.ESCAPE)
         eventually(lambda: not browser.find(large), "the closing of the picture")
         assert browser.complaints() == []
@@ -155,8 +156,7 @@ def test_pictures_are_compared_and_enlarged_by_the_keyboard(tmp_path):
 
 def test_all_views_are_there_even_where_most_unfold():
     rows = [{"name": f"r_{index}", "psnr": 30 + index / 100, "ssim": 0.9} for index in range(40)]
-    html = make_page(make_record(per_view=rows, pictures=pictures(*(row["name"] for row in rows))))
-    page = Page(html)
+    html, page = opened(per_view=rows, pictures=pictures(*(row["name"] for row in rows)))
     assert len(pictures_of(page)) == 4 * 40
     before, _, after = html.partition(f"The other {40 - OPEN_VIEWS} views")
     assert before.count('<div class="tiles view">') == OPEN_VIEWS
@@ -201,8 +201,7 @@ def test_a_run_without_records_pictures_or_optional_figures_has_a_report():
 
 
 def test_the_page_is_structured_for_readers_of_all_kinds():
-    html = make_page(make_record(pictures=pictures("r_0", "r_1", "r_2")))
-    page = Page(html)
+    html, page = opened(pictures=pictures(*NAMES))
     assert page.all("html") == [{"lang": "en"}]
     assert [tag for tag, _ in page.elements if tag in ("h1", "main", "nav")] == ["h1", "nav", "main"]
     assert [tag for tag, _ in page.elements if tag == "h2"] == ["h2"] * 5
@@ -215,17 +214,10 @@ def test_the_page_is_structured_for_readers_of_all_kinds():
     assert "width=device-width" in html
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(4.25, "4.2 s"), (99.0, "99.0 s"), (125.0, "2 min 5 s"), (7300.0, "2 h 1 min")]
-)
-def test_durations_read_well(seconds, text):
-    assert duration(seconds) == text
+def test_durations_read_well():
+    assert [duration(value) for value in (4.25, 99.0, 125.0, 7300.0)] == ["4.2 s", "99.0 s", "2 min 5 s", "2 h 1 min"]
 
 
 def test_memory_reads_well():
-    assert [amount_of_memory(value) for value in (0.01, 0.5, 1.0, 6.375)] == [
-        "10.2 MiB",
-        "512.0 MiB",
-        "1.00 GiB",
-        "6.38 GiB",
-    ]
+    shown = [amount_of_memory(value) for value in (0.01, 0.5, 1.0, 6.375)]
+    assert shown == ["10.2 MiB", "512.0 MiB", "1.00 GiB", "6.38 GiB"]

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from records import METRICS
 
 from voxelfield.components.tensorboard import TensorBoardLogger
-from voxelfield.report.record import RunRecord
+from voxelfield.report.record import RunRecord, read_history
 from voxelfield.settings import RunConfig
 
 
@@ -29,13 +29,8 @@ def test_the_command_that_trained_is_given_again(tmp_path, monkeypatch):
     (run / ".hydra").mkdir(parents=True)
     OmegaConf.save(OmegaConf.create(overrides), run / ".hydra" / "overrides.yaml")
     found = dict(read(run).commands)
-    assert shlex.split(found["Repeat the training"]) == [
-        "voxelfield",
-        "train",
-        "scene=folder",
-        "scene.name='a b'",
-        "trainer.steps=5",
-    ]
+    repeated = ["voxelfield", "train", "scene=folder", "scene.name='a b'", "trainer.steps=5"]
+    assert shlex.split(found["Repeat the training"]) == repeated
     assert found["Repeat the evaluation"] == "voxelfield eval 'my run'"
     verbs = [command.split()[1] for command in found.values() if command.startswith("voxelfield")]
     assert verbs == ["view", "render", "export", "train", "eval", "report"]
@@ -57,13 +52,11 @@ def test_a_strangers_record_of_overrides_is_plain_text(tmp_path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="named pipes")
 def test_records_that_are_no_files_are_refused_without_waiting(tmp_path):
-    os.mkfifo(tmp_path / "train.log")
-    with pytest.raises(ValueError, match=r"train\.log must be a file, got a named pipe"):
-        read(tmp_path)
-    (tmp_path / "train.log").unlink()
-    os.mkfifo(tmp_path / "events.out.tfevents.1")
-    with pytest.raises(ValueError, match=r"tfevents\.1 must be a file, got a named pipe"):
-        read(tmp_path)
+    for name in ("train.log", "events.out.tfevents.1"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(ValueError, match=rf"{name} must be a file, got a named pipe"):
+            read(tmp_path)
+        (tmp_path / name).unlink()
 
 
 def test_the_video_and_the_names_of_previewed_views_are_read(tmp_path):
@@ -100,3 +93,38 @@ def test_a_run_has_finished_when_its_metrics_were_written(tmp_path):
     assert read(tmp_path).finished == ""
     (tmp_path / "metrics.json").write_text("{}")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d at \d\d:\d\d \(UTC[+-]\d{4}\)", read(tmp_path).finished)
+
+
+@pytest.fixture
+def _event_files_in_order(monkeypatch):
+    """Of files that are begun in one second, TensorBoard reads the tenth of a process before the ninth."""
+    writer = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
+    monkeypatch.setattr(writer, "_global_uid", writer.AtomicCounter(0))
+
+
+def test_the_history_is_what_was_recorded(tmp_path):
+    logger = TensorBoardLogger(tmp_path)
+    for step in range(1, 2001):
+        logger.scalars(step, {"loss/rgb": 1 / step})
+    logger.images(3, "test/panel", torch.rand(4, 6, 3))
+    logger.close()
+    history = read_history(tmp_path)
+    assert list(history) == ["loss/rgb"]
+    assert len(history["loss/rgb"]) == 2000
+    assert history["loss/rgb"][-1] == (2000, torch.tensor(1 / 2000).item())
+
+
+@pytest.mark.usefixtures("_event_files_in_order")
+def test_what_an_interrupted_run_logged_too_much_is_left_out(tmp_path):
+    first = TensorBoardLogger(tmp_path)
+    for step in (1, 2, 3, 4):
+        first.scalars(step, {"loss/rgb": float(step)})
+    first.close()
+    second = TensorBoardLogger(tmp_path, 2)
+    second.scalars(3, {"loss/rgb": 30.0})
+    second.close()
+    assert read_history(tmp_path)["loss/rgb"] == ((1, 1.0), (2, 2.0), (3, 30.0))
+
+
+def test_a_run_without_records_has_no_history(tmp_path):
+    assert read_history(tmp_path) == {}

@@ -15,7 +15,7 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.pixels import turbo
 from voxelfield.rendering.render import View
 from voxelfield.rendering.view_pictures import ERROR_MAXIMUM
-from voxelfield.report.thumbnails import Thumbnails, thumbnail_side
+from voxelfield.report.thumbnails import Thumbnails, ViewPictures, thumbnail_side
 
 
 def decoded(jpeg: bytes) -> np.ndarray:
@@ -23,9 +23,11 @@ def decoded(jpeg: bytes) -> np.ndarray:
         return np.asarray(image).astype(float) / 255
 
 
-def only(thumbnails: Thumbnails):
-    (pictures,) = thumbnails.pictures().values()
-    return pictures
+def drawn(count: int, view: View, truth: torch.Tensor, mask: torch.Tensor | None = None) -> ViewPictures:
+    """Pictures of a view, one of so many."""
+    thumbnails = Thumbnails(count)
+    thumbnails.add("r_0", view, truth, mask)
+    return thumbnails.pictures()["r_0"]
 
 
 def test_pictures_show_render_truth_error_and_depth(device):
@@ -35,9 +37,7 @@ def test_pictures_show_render_truth_error_and_depth(device):
     opacity = torch.ones(height, width, device=device)
     opacity[:, : width // 3] = 0
     rgb = torch.full((height, width, 3), 0.35, device=device)
-    thumbnails = Thumbnails(200)
-    thumbnails.add("r_0", View(rgb, opacity, depth), truth, None)
-    shown = only(thumbnails)
+    shown = drawn(200, View(rgb, opacity, depth), truth)
     assert (shown.width, shown.height) == (240, 160)
     assert decoded(shown.render).shape == (160, 240, 3)
     np.testing.assert_allclose(decoded(shown.render), 0.35, atol=0.02)
@@ -57,9 +57,7 @@ def test_error_is_that_of_the_whole_image_and_counts_only_where_the_mask_says():
     view, truth = View(stripes, torch.ones(480, 480), torch.ones(480, 480)), torch.full((480, 480, 3), 0.1)
     mask = torch.ones(480, 480, dtype=torch.bool)
     mask[:, 240:] = False
-    thumbnails = Thumbnails(200)
-    thumbnails.add("r_0", view, truth, mask)
-    error = decoded(only(thumbnails).error)
+    error = decoded(drawn(200, view, truth, mask).error)
     np.testing.assert_allclose(error[120, 60], turbo(torch.tensor(0.1 / ERROR_MAXIMUM)).numpy(), atol=0.04)
     np.testing.assert_allclose(error[120, 180], turbo(torch.tensor(0.0)).numpy(), atol=0.04)
 
@@ -68,9 +66,7 @@ def test_the_last_pixels_are_means_of_what_is_left_where_no_whole_factor_fits(de
     height, width = 251, 500
     gray = torch.linspace(0, 1, width, device=device)[None, :, None].expand(height, width, 3).contiguous()
     everywhere = torch.ones(height, width, device=device)
-    thumbnails = Thumbnails(200)
-    thumbnails.add("r_0", View(gray, everywhere, everywhere), gray, None)
-    shown = only(thumbnails)
+    shown = drawn(200, View(gray, everywhere, everywhere), gray)
     assert (shown.width, shown.height) == (167, 84)
     np.testing.assert_allclose(decoded(shown.truth)[:, -1], gray[0, -2:, 0].mean().item(), atol=0.02)
     np.testing.assert_allclose(decoded(shown.truth)[-1, 80], gray[0, 240:243, 0].mean().item(), atol=0.02)
@@ -79,11 +75,9 @@ def test_the_last_pixels_are_means_of_what_is_left_where_no_whole_factor_fits(de
 def test_what_is_not_finite_and_views_of_nothing_are_drawn():
     rgb = torch.full((8, 8, 3), float("nan"))
     depth = torch.full((8, 8), float("inf"))
-    thumbnails = Thumbnails(2)
-    thumbnails.add("bad", View(rgb, torch.ones(8, 8), depth), torch.zeros(8, 8, 3), None)
-    thumbnails.add("empty", View(torch.ones(8, 8, 3), torch.zeros(8, 8), torch.zeros(8, 8)), torch.ones(8, 8, 3), None)
-    shown = thumbnails.pictures()
-    np.testing.assert_allclose(decoded(shown["empty"].depth), 1, atol=0.02)
+    drawn(2, View(rgb, torch.ones(8, 8), depth), torch.zeros(8, 8, 3))
+    nothing = View(torch.ones(8, 8, 3), torch.zeros(8, 8), torch.zeros(8, 8))
+    np.testing.assert_allclose(decoded(drawn(2, nothing, torch.ones(8, 8, 3)).depth), 1, atol=0.02)
 
 
 def test_the_best_and_the_worst_view_are_drawn_larger_where_there_are_many():
@@ -104,15 +98,14 @@ def test_a_view_takes_the_place_of_one_of_its_name():
     thumbnails = Thumbnails(1)
     for value in (0.0, 1.0):
         thumbnails.add("r_0", flat_view(8, 8, value), torch.zeros(8, 8, 3), None)
-    np.testing.assert_allclose(decoded(only(thumbnails).render), 1, atol=0.02)
+    np.testing.assert_allclose(decoded(thumbnails.pictures()["r_0"].render), 1, atol=0.02)
 
 
 @pytest.mark.parametrize("side", [240, 480])
 def test_pictures_of_noise_are_written_too(side):
     noise = torch.rand(side, side, 3)
-    thumbnails = Thumbnails(200 if side == 240 else 1)
-    thumbnails.add("noise", View(noise, torch.ones(side, side), 1 + noise[..., 0]), noise.flip(0), None)
-    shown = only(thumbnails)
+    view = View(noise, torch.ones(side, side), 1 + noise[..., 0])
+    shown = drawn(200 if side == 240 else 1, view, noise.flip(0))
     assert (shown.width, shown.height) == (side, side)
     assert decoded(shown.render).shape == (side, side, 3)
 

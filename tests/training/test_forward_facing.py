@@ -18,7 +18,7 @@ import voxelfield
 from voxelfield.cli.command import main
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.export import save_model
-from voxelfield.export.lattice import Region
+from voxelfield.export.lattice import box_lattice
 from voxelfield.models.pyramid import PyramidConfig
 from voxelfield.rendering.cameras import Cameras, views_of_points
 from voxelfield.rendering.paths import path_named, reference_camera, seen_point, spiral
@@ -221,14 +221,17 @@ def test_cells_that_one_image_shows_stay_empty(scene, warp):
 
 
 def test_what_is_exported_is_in_world_units(scene, trained, warp):
-    region = Region.of(trained.model)
-    assert region.box == warp.aabb
-    assert region.voxels[0] == region.voxels[1] == region.voxels[2]
+    lattice, voxel = box_lattice(trained.model)
+    low, high = torch.tensor(warp.aabb, dtype=torch.float64)
+    cells = torch.tensor(lattice.shape) - 1
+    assert torch.equal(lattice.low, low)
+    torch.testing.assert_close(lattice.low + cells * lattice.spacing, high)
+    assert torch.equal(cells, ((high - low) / voxel).round().long()), "voxels are cubes"
     x, _, _ = trained.field.grid.voxel_size.tolist()
     (x0, _), (x1, _) = warp.window
-    assert region.voxel == pytest.approx(-x * (x1 - x0) / 2 * float(torch.tensor(warp.aabb)[:, 2].mean()), rel=0.01)
+    assert voxel == pytest.approx(-x * (x1 - x0) / 2 * float(torch.tensor(warp.aabb)[:, 2].mean()), rel=0.01)
     with pytest.raises(ValueError, match="box must be 1 to 1"):
-        Region.of(trained.model, 2)
+        box_lattice(trained.model, 2)
 
 
 def relative_rotation_error(cameras: Cameras, exact: Cameras) -> float:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import http.client
-import time
 from types import SimpleNamespace
 
 import pytest
+from chromium import eventually
 from free_ports import free_port
 from viewer_scene import served_page
 
@@ -112,10 +112,7 @@ def test_foreign_pages_steer_nothing(caplog):
             with Client(port, origin=origin) as client:
                 client.look()
                 client.set(rate, value)
-                deadline = time.monotonic() + 60
-                while rate.value != value and time.monotonic() < deadline:
-                    time.sleep(0.01)
-                assert rate.value == value
+                eventually(lambda value=value: rate.value == value, "the rate")
     refused = [message for message in caplog.messages if "refused" in message]
     assert len(refused) == 2, "one line for each kind of refusal"
 
@@ -170,17 +167,19 @@ def test_a_viser_that_serves_by_another_function_is_refused(monkeypatch):
     refused_for("requests")
 
 
-def test_a_viser_that_admits_requests_itself_is_refused(monkeypatch):
-    """As if websockets had no such hook any more, or viser replaced it."""
+@pytest.mark.parametrize(("option", "what"), [("process_request", "requests"), ("create_connection", "messages")])
+def test_a_viser_that_loses_an_option_of_the_server_is_refused(monkeypatch, option, what):
+    """As if websockets had no such option any more, or viser replaced it: it admits requests, or makes connections."""
     import websockets.asyncio.server
 
     original = websockets.asyncio.server.serve
 
-    def serve(*arguments, process_request, **options):
-        return original(*arguments, **options)
+    def serve(*arguments, **options):
+        return original(*arguments, **{name: value for name, value in options.items() if name != option})
 
     monkeypatch.setattr(websockets.asyncio.server, "serve", serve)
-    refused_for("requests")
+    monkeypatch.setattr("voxelfield.viewer.server._PROBE_SECONDS", 0.5)
+    refused_for(what)
 
 
 def test_a_viser_that_reads_messages_in_another_way_is_refused(monkeypatch):
@@ -191,19 +190,6 @@ def test_a_viser_that_reads_messages_in_another_way_is_refused(monkeypatch):
             await connection.recv_messages.get()
 
     monkeypatch.setattr(_infra, "_message_consumer", consume)
-    monkeypatch.setattr("voxelfield.viewer.server._PROBE_SECONDS", 0.5)
-    refused_for("messages")
-
-
-def test_a_viser_that_makes_its_own_connections_is_refused(monkeypatch):
-    import websockets.asyncio.server
-
-    original = websockets.asyncio.server.serve
-
-    def serve(*arguments, create_connection, **options):
-        return original(*arguments, **options)
-
-    monkeypatch.setattr(websockets.asyncio.server, "serve", serve)
     monkeypatch.setattr("voxelfield.viewer.server._PROBE_SECONDS", 0.5)
     refused_for("messages")
 

@@ -6,28 +6,19 @@ import threading
 
 import pytest
 import torch
-from chromium import Browser, chromium, eventually
-from free_ports import free_port
+from chromium import Browser, browser_fixture, eventually
 from torch.nn import functional as F
-from viewer_scene import served_page, session, trained_run
+from viewer_scene import served_page, trained_run, watched
 
 from voxelfield.datasets.camera_path import read_camera_path
 from voxelfield.rendering.viewpoints import viewpoint_of, viewpoint_of_camera
-from voxelfield.runs.watching import TrainingViewer
-from voxelfield.settings import LoggerConfig
 from voxelfield.viewer.pictures import Detail, Painter, PictureRequest
 
 # Chromium takes its time on a busy machine, and its timing decides.
 pytestmark = [pytest.mark.long]
 pytest.importorskip("viser")
 
-WINDOW = (1000, 700)
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with chromium(tmp_path_factory.mktemp("chromium"), WINDOW) as started:
-        yield started
+browser = browser_fixture((1000, 700))
 
 
 @pytest.fixture
@@ -196,9 +187,7 @@ def test_a_path_is_recorded_and_saved(browser, page):
 
 
 def test_training_is_watched(browser):
-    viewer = TrainingViewer(LoggerConfig(viewer_port=free_port()))
-    training = session(steps=2000, on_step=viewer.after_step)
-    viewer.begin(training)
+    viewer, training = watched(steps=2000)
     thread = threading.Thread(target=training.fit)
     thread.start()
     try:

@@ -32,12 +32,35 @@ def page():
         yield served
 
 
-@pytest.fixture
-def client(page):
+@contextlib.contextmanager
+def looking(page):
+    """A client that has received a picture."""
     with Client(page.address.port) as connected:
         connected.look()
         connected.receive("BackgroundImageMessage")
         yield connected
+
+
+@pytest.fixture
+def client(page):
+    with looking(page) as connected:
+        yield connected
+
+
+@pytest.fixture
+def path(page, client):
+    """The panel of a path, without key cameras, also after the test."""
+    page.path._next_file = 0.0
+    yield page.path
+    client.set(page.path.edit, "Clear")
+    eventually(lambda: page.path.keys == [])
+
+
+def upgrade() -> bytes:
+    """A request for a socket, as viser's client makes it."""
+    import viser
+
+    return OPENING + f"Sec-WebSocket-Protocol: viser-v{viser.__version__}\r\n\r\n".encode()
 
 
 def eventually(condition) -> None:
@@ -138,9 +161,8 @@ def test_other_messages_end_the_connection(page, client, what, capfd, caplog):
     else:
         client.socket.send(sent if isinstance(sent, str | bytes) else msgspec.msgpack.encode(sent))
     assert client.is_refused(1009 if what == "a message that is too long" else 1008)
-    with Client(page.address.port) as other:
-        other.look()
-        other.receive("BackgroundImageMessage")
+    with looking(page):
+        pass
     captured = capfd.readouterr()
     assert "Traceback" not in captured.out + captured.err + caplog.text
     assert len(caplog.messages) <= 1
@@ -179,9 +201,9 @@ def test_what_is_disabled_or_gone_is_not_heard(page, client):
         client.receive("FileTransferStartDownload", patience=0.2)
 
 
-def test_callbacks_run_one_after_another(page, client, monkeypatch):
+def test_callbacks_run_one_after_another(path, client, monkeypatch):
     inside, most = [], []
-    original = page.path.change
+    original = path.change
 
     def slow(*keys):
         inside.append(None)
@@ -190,14 +212,12 @@ def test_callbacks_run_one_after_another(page, client, monkeypatch):
         original(*keys)
         inside.pop()
 
-    monkeypatch.setattr(page.path, "change", slow)
+    monkeypatch.setattr(path, "change", slow)
     for _ in range(4):
-        client.set(page.path.add, True)
+        client.set(path.add, True)
     eventually(lambda: len(most) == 4 and not inside)
     assert most == [1] * 4
-    assert len(page.path.keys) == 4
-    client.set(page.path.edit, "Clear")
-    eventually(lambda: page.path.keys == [])
+    assert len(path.keys) == 4
 
 
 def test_clicks_that_wait_are_limited_and_end_with_the_page(monkeypatch):
@@ -251,44 +271,39 @@ def test_a_callback_that_fails_is_one_line(page, client, monkeypatch, capfd, cap
     assert "Traceback" not in captured.out + captured.err + caplog.text
 
 
-def test_a_path_has_a_largest_number_of_frames(page, client, monkeypatch):
-    monkeypatch.setattr(page.path, "_next_file", 0.0)
-    client.set(page.path.add, True)
-    eventually(lambda: page.path.keys and not page.path.export.disabled)
-    client.set(page.path.seconds, 1e300)
-    client.set(page.path.fps, 1e300)
-    client.set(page.path.export, True)
-    told = client.receive("NotificationShowMessage")["props"]
-    assert told["body"] == "seconds times fps must be at most 36000 frames, got 3600 x 240"
-    client.set(page.path.seconds, 0.5)
-    client.set(page.path.export, True)
+def told(client) -> str:
+    return client.receive("NotificationShowMessage")["props"]["body"]
+
+
+def test_a_path_has_a_largest_number_of_frames(path, client):
+    client.set(path.add, True)
+    eventually(lambda: path.keys and not path.export.disabled)
+    client.set(path.seconds, 1e300)
+    client.set(path.fps, 1e300)
+    client.set(path.export, True)
+    assert told(client) == "seconds times fps must be at most 36000 frames, got 3600 x 240"
+    client.set(path.seconds, 0.5)
+    client.set(path.export, True)
     assert client.receive("FileTransferStartDownload")["filename"] == "camera_path.json"
-    client.set(page.path.edit, "Clear")
-    eventually(lambda: page.path.keys == [])
 
 
-def test_a_path_has_a_largest_number_of_key_cameras(page, client, monkeypatch):
+def test_a_path_has_a_largest_number_of_key_cameras(path, client, monkeypatch):
     monkeypatch.setattr("voxelfield.viewer.page.MOST_KEYS", 2)
     for _ in range(3):
-        client.set(page.path.add, True)
-    assert client.receive("NotificationShowMessage")["props"]["body"] == "a path has at most 2 key cameras"
-    assert len(page.path.keys) == 2
-    client.set(page.path.edit, "Clear")
-    eventually(lambda: page.path.keys == [])
+        client.set(path.add, True)
+    assert told(client) == "a path has at most 2 key cameras"
+    assert len(path.keys) == 2
 
 
-def test_files_are_not_asked_for_one_after_another(page, client, monkeypatch):
+def test_files_are_not_asked_for_one_after_another(path, client, monkeypatch):
     """A browser that reads none of them would fill the memory."""
-    monkeypatch.setattr(page.path, "_next_file", 0.0)
     monkeypatch.setattr("voxelfield.viewer.page._SECONDS_BETWEEN_FILES", 1e6)
-    client.set(page.path.add, True)
-    eventually(lambda: not page.path.export.disabled)
-    client.set(page.path.export, True)
+    client.set(path.add, True)
+    eventually(lambda: not path.export.disabled)
+    client.set(path.export, True)
     client.receive("FileTransferStartDownload")
-    client.set(page.path.export, True)
-    assert client.receive("NotificationShowMessage")["props"]["body"] == "a path can be saved once per second"
-    client.set(page.path.edit, "Clear")
-    eventually(lambda: page.path.keys == [])
+    client.set(path.export, True)
+    assert told(client) == "a path can be saved once per second"
 
 
 def test_messages_of_a_connection_are_read_at_a_limited_rate(page, client, monkeypatch):
@@ -305,25 +320,19 @@ def test_messages_of_a_connection_are_read_at_a_limited_rate(page, client, monke
     eventually(lambda: len(slept) == count + 50)
     assert max(slept[:count]) < 0.01
     assert slept[-1] == pytest.approx(50 / count, abs=1e-3)
-    with Client(page.address.port) as other:
-        other.look()
-        other.receive("BackgroundImageMessage")
+    with looking(page):
+        pass
     assert slept[count + 50 :] == [0.0], "each connection is counted by itself"
 
 
 def test_connections_are_limited(page, monkeypatch):
     eventually(lambda: not page.server.get_clients())
     monkeypatch.setattr(server, "MOST_CONNECTIONS", 2)
-    with Client(page.address.port) as first, Client(page.address.port) as second:
-        for each in (first, second):
-            each.look()
-            each.receive("BackgroundImageMessage")
-        with pytest.raises(InvalidStatus, match="503"), Client(page.address.port):
-            pass
+    with looking(page), looking(page), pytest.raises(InvalidStatus, match="503"), Client(page.address.port):
+        pass
     eventually(lambda: not page.server.get_clients())
-    with Client(page.address.port) as third:
-        third.look()
-        third.receive("BackgroundImageMessage")
+    with looking(page):
+        pass
 
 
 def frame(opcode: int, data: bytes, *, last: bool = True) -> bytes:
@@ -339,11 +348,8 @@ def frame(opcode: int, data: bytes, *, last: bool = True) -> bytes:
     ],
 )
 def test_unfinished_uploads_do_not_fill_the_memory(page, first, repeated):
-    import viser
-
-    opening = OPENING + f"Sec-WebSocket-Protocol: viser-v{viser.__version__}\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", page.address.port), timeout=PATIENCE) as browser:
-        browser.sendall(opening + first)
+        browser.sendall(upgrade() + first)
         with pytest.raises(ConnectionError):
             browser.sendall(repeated * ((12 << 20) // len(repeated)))
 
@@ -352,13 +358,11 @@ def test_unfinished_uploads_do_not_fill_the_memory(page, first, repeated):
 def browser_that_does_not_read(page):
     """Yields the socket of a browser that has asked for a picture, and viser's handle of it."""
     import msgspec
-    import viser
 
     eventually(lambda: not page.server.get_clients())
-    opening = OPENING + f"Sec-WebSocket-Protocol: viser-v{viser.__version__}\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", page.address.port), timeout=PATIENCE) as browser:
         camera = msgspec.msgpack.encode({"type": "ViewerCameraMessage", **CAMERA})
-        browser.sendall(opening + b"\x82\xfe" + len(camera).to_bytes(2, "big") + bytes(4) + camera)
+        browser.sendall(upgrade() + b"\x82\xfe" + len(camera).to_bytes(2, "big") + bytes(4) + camera)
         eventually(page.server.get_clients)
         yield browser, next(iter(page.server.get_clients().values()))
 
@@ -381,9 +385,8 @@ def test_what_a_browser_asks_for_waits_until_it_reads(page, monkeypatch):
         uuid = page.view.rate._impl.uuid
         click = msgspec.msgpack.encode({"type": "GuiUpdateMessage", "uuid": uuid, "updates": {"value": 9}})
         browser.sendall(frame(2, click))
-        with Client(page.address.port) as other:
-            other.look()
-            other.receive("BackgroundImageMessage")
+        with looking(page):
+            pass
         assert page.view.rate.value != 9
         while page.view.rate.value != 9:
             assert browser.recv(1 << 20)
@@ -440,21 +443,17 @@ OPENING = (
 
 
 def test_probes_leave_one_line_at_most(capfd, caplog):
-    import viser
-
     caplog.set_level(logging.INFO)
-    protocol = f"Sec-WebSocket-Protocol: viser-v{viser.__version__}\r\n\r\n".encode()
     frames = (b"\xff" * 20, b"\x82\x05hello", b"\x82\xff\xff\xff\xff\xff\xff\xff\xff\xff", b"\x88\x80", b"")
     with served_page() as page:
         caplog.clear()
-        for probe in (*PROBES, OPENING + b"\r\n", *(OPENING + protocol + frame for frame in frames)):
+        for probe in (*PROBES, OPENING + b"\r\n", *(upgrade() + frame for frame in frames)):
             with socket.create_connection(("127.0.0.1", page.address.port), timeout=PATIENCE) as probing:
                 probing.sendall(probe)
                 if len(probe) % 2:
                     probing.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
-        with Client(page.address.port) as client:
-            client.look()
-            client.receive("BackgroundImageMessage")
+        with looking(page):
+            pass
     captured = capfd.readouterr()
     assert "Traceback" not in captured.out + captured.err + caplog.text
     lines = [message for message in caplog.messages if message.startswith("viewer: ")]

@@ -2,47 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.server
 import shlex
 import socket
-import threading
 
 import pytest
-from chromium import chromium, eventually
+from chromium import browser_fixture, eventually, serving
 from viewer_scene import served_page
 
 pytestmark = [pytest.mark.long]
 pytest.importorskip("viser")
 
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with chromium(tmp_path_factory.mktemp("chromium"), (1000, 700)) as started:
-        yield started
+browser = browser_fixture((1000, 700))
 
 
-@contextlib.contextmanager
-def foreign_page(content: str):
-    """Serves a page of somebody else's; gives its address."""
+@pytest.fixture
+def foreign_page(tmp_path):
+    """A function that serves a page of somebody else's; gives its address."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(content.encode())
+    def serve(content: str):
+        (tmp_path / "index.html").write_text(content)
+        return serving(tmp_path)
 
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-    finally:
-        server.shutdown()
-        server.server_close()
+    return serve
 
 
 def connecting(port: int) -> str:
@@ -55,14 +36,14 @@ def connecting(port: int) -> str:
     </script>"""
 
 
-def test_a_foreign_page_cannot_connect(browser):
+def test_a_foreign_page_cannot_connect(browser, foreign_page):
     with served_page() as page, foreign_page(connecting(page.address.port)) as url:
         browser.driver.get(url)
         eventually(lambda: browser.driver.title != "waiting", "an answer")
         assert browser.driver.title == "refused"
 
 
-def test_a_foreign_page_cannot_frame_the_page(browser):
+def test_a_foreign_page_cannot_frame_the_page(browser, foreign_page):
     with served_page() as page, foreign_page(f'<iframe src="{page.address.url}"></iframe>') as url:
         browser.complaints()
         browser.driver.get(url)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from chromium import chromium, eventually
+from chromium import browser_fixture, eventually
 from free_ports import free_port
 
 from voxelfield.export.mesh_file import Mesh, Texture, save_mesh
@@ -15,11 +15,7 @@ viser = pytest.importorskip("viser")
 
 COLOR = (200, 90, 30)
 
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with chromium(tmp_path_factory.mktemp("chromium"), (900, 700)) as started:
-        yield started
+browser = browser_fixture((900, 700))
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
-from free_ports import free_port
-from viewer_scene import session
+from viewer_scene import watched
 
 from voxelfield.cli.command import main
 from voxelfield.installed import MissingPackageError
@@ -69,6 +68,7 @@ def test_a_local_page_tells_of_the_tunnel_and_an_open_one_warns(caplog):
     assert Address("::1").is_local
     assert Address("localhost").is_local
     assert Address("::1").url == "http://[::1]:8080"
+    assert Address("::", 8123, token="t").url == "http://[::1]:8123/?token=t"
 
 
 def test_without_viser_the_message_says_how_to_install_it(monkeypatch):
@@ -86,9 +86,7 @@ def test_a_viewer_that_fails_does_not_end_training(monkeypatch, caplog, failing)
 
     monkeypatch.setattr(watching, "ViewerPage", fail if failing == "page" else MagicMock())
     monkeypatch.setattr(watching.TrainingViewer, "_copy", fail)
-    viewer = watching.TrainingViewer(LoggerConfig(viewer_port=free_port()))
-    training = session(steps=5, on_step=viewer.after_step)
-    viewer.begin(training)
+    viewer, training = watched(steps=5)
     assert training.fit()
     viewer.end()
     assert caplog.messages.count("the viewer failed (not today), and training continues without it") == 1
@@ -98,9 +96,7 @@ def test_a_field_in_training_is_shown():
     pytest.importorskip("viser")
     from viewer_client import Client
 
-    viewer = watching.TrainingViewer(LoggerConfig(viewer_port=free_port()))
-    training = session(steps=3, on_step=viewer.after_step)
-    viewer.begin(training)
+    viewer, training = watched(steps=3)
     page = viewer.page
     assert training.fit()
     with Client(page.address.port) as client:
@@ -119,9 +115,7 @@ def test_the_curve_of_a_training_is_shown():
     pytest.importorskip("viser")
     recorded = []
     logger = SimpleNamespace(scalars=lambda step, values: recorded.append(values))
-    viewer = watching.TrainingViewer(LoggerConfig(viewer_port=free_port()))
-    training = session(steps=30, on_step=viewer.after_step, logger=logger)
-    viewer.begin(training)
+    viewer, training = watched(steps=30, logger=logger)
     assert training.fit()
     viewer.finish(training)
     steps, scores = viewer.chart.data
@@ -130,7 +124,3 @@ def test_the_curve_of_a_training_is_shown():
     assert scores.tolist() == given
     assert f"{given[-1]:.2f} dB training pixels" in viewer.status.content
     viewer.end()
-
-
-def test_a_page_on_all_addresses_of_ipv6_is_reached_by_them():
-    assert Address("::", 8123, token="t").url == "http://[::1]:8123/?token=t"

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.config import Count
-from voxelfield.export.lattice import BOX, Lattice, Region, in_chunks, occupied_layers
+from voxelfield.export.lattice import BOX, Lattice, box_lattice, in_chunks, occupied_layers
 from voxelfield.export.mesh import LEVEL_LENGTH, keep_largest_component, upright
 from voxelfield.export.mesh_file import Y_UP, mesh_package
 from voxelfield.export.registry import ExportFormat, ExportSource, Option
@@ -17,6 +17,7 @@ from voxelfield.export.surfaces import half_absorbing_density
 from voxelfield.files import atomic_write
 from voxelfield.foundation.checks import check_at_least_one
 from voxelfield.models.model import Model
+from voxelfield.ops.distances import march_cubes
 from voxelfield.progress import tracked
 from voxelfield.rendering.cameras import Cameras
 
@@ -52,13 +53,12 @@ def collision_mesh(
         MissingPackageError: A package of the extra ``mesh`` is not installed.
         ValueError: The resolution is below 1, there is no such box, or nothing is solid.
     """
-    measure, ndimage = mesh_package("skimage.measure"), mesh_package("scipy.ndimage")
-    simplify = mesh_package("fast_simplification").simplify
+    # Before anything is computed.
+    _, ndimage, simplifying = map(mesh_package, ("skimage.measure", "scipy.ndimage", "fast_simplification"))
     check_at_least_one("resolution", resolution)
-    region = Region.of(model, box)
-    lattice = region.lattice(None)
+    lattice, voxel = box_lattice(model, box)
     along = -(-max(lattice.shape) // resolution)  # points of a cell along each axis
-    solid = _solid(model, lattice, half_absorbing_density(LEVEL_LENGTH * region.voxel), along)
+    solid = _solid(model, lattice, half_absorbing_density(LEVEL_LENGTH * voxel), along)
     if not bool(solid.any()):
         raise ValueError("field must have something solid for a collision mesh, got none: it is empty, or a fog")
     empty = F.pad(~solid, (1,) * 6, value=True)  # the outside
@@ -69,12 +69,10 @@ def collision_mesh(
         within = ((cells >= 0) & (cells < torch.tensor(solid.shape))).all(dim=1)
         reached = torch.cat((reached, parts[(cells[within].long() + 1).unbind(-1)]))
     reached = reached[reached > 0]
-    inside = (~torch.isin(parts, reached)).float().numpy()
-    found = measure.marching_cubes(inside, 0.5, gradient_direction="ascent")
-    steps, faces = (torch.from_numpy(array.copy()) for array in found[:2])
-    steps, faces = keep_largest_component(steps, faces.long(), 1e-3)
+    inside = ~torch.isin(parts, reached)
+    steps, faces = keep_largest_component(*march_cubes(inside.float() - 0.5, inside_above=True), 1e-3)
     # In units of cells, nothing is merged that is not flat.
-    merged, triangles = simplify(steps.double().numpy(), faces.int().numpy(), target_count=1, lossless=True)
+    merged, triangles = simplifying.simplify(steps.double().numpy(), faces.int().numpy(), target_count=1, lossless=True)
     vertices = lattice.positions(along * (torch.from_numpy(merged) - 1) + (along - 1) / 2)
     return vertices, torch.from_numpy(triangles).long()
 

@@ -103,43 +103,28 @@ def warped_voxels(model: Model) -> list[float]:
     return edges
 
 
-@dataclass(frozen=True)
-class Region:
-    """A box of a field, and the edges of its voxels there along x, y and z, world units."""
+def box_lattice(model: Model, number: int = 1, resolution: int | None = None) -> tuple[Lattice, float]:
+    """Returns a lattice over a nested box of a model's field, and the shortest edge of a voxel there, world units.
 
-    box: Box
-    voxels: Sequence[float]
+    Args:
+        model: The model.
+        number: Number of the box; 1 is the smallest, and the only one of fields without nested boxes.
+        resolution: Cells along the box's longest edge; None: about one for each voxel of the field's finest level.
 
-    @classmethod
-    def of(cls, model: Model, number: int = 1) -> Region:
-        """Returns a nested box of a model's field, 1 being the smallest, with the voxels of its finest level.
-
-        Raises:
-            ValueError: There is no such box; fields without nested boxes have one.
-        """
-        warp = model.warp
-        count = 1 if warp is None else warp.count
-        if not 1 <= number <= count:
-            raise ValueError(f"box must be 1 to {count}, as many as the field has, got {number}")
-        voxels = warped_voxels(model)
-        if warp is None:
-            return cls(parse_box(model.field.aabb), voxels)
-        return cls(warp.world_box(number), warp.voxels_in_world(voxels, number))
-
-    @property
-    def voxel(self) -> float:
-        """The shortest edge of a voxel, world units."""
-        return min(self.voxels)
-
-    def lattice(self, resolution: int | None) -> Lattice:
-        """Returns a lattice with ``resolution`` cells along the box's longest edge; None: about one per voxel.
-
-        Raises ValueError if ``resolution`` is below 1.
-        """
-        if resolution is None:
-            return Lattice.over(self.box, self.voxels)
+    Raises:
+        ValueError: There is no such box, or the resolution is below 1.
+    """
+    warp, voxels = model.warp, warped_voxels(model)
+    count = 1 if warp is None else warp.count
+    if not 1 <= number <= count:
+        raise ValueError(f"box must be 1 to {count}, as many as the field has, got {number}")
+    box = parse_box(model.field.aabb) if warp is None else warp.world_box(number)
+    spacing = voxels if warp is None else warp.voxels_in_world(voxels, number)
+    voxel = min(spacing)
+    if resolution is not None:
         check_at_least_one("resolution", resolution)
-        return Lattice.over(self.box, (max(box_extent(self.box)) / resolution,) * 3)
+        spacing = (max(box_extent(box)) / resolution,) * 3
+    return Lattice.over(box, spacing), voxel
 
 
 def occupied_layers(model: Model, lattice: Lattice) -> Callable[[int, int], Tensor]:

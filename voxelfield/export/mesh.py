@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.config import BelowOne, Count, Positive
-from voxelfield.export.lattice import BOX, RESOLUTION, Lattice, Region
+from voxelfield.export.lattice import BOX, RESOLUTION, Lattice, box_lattice
 from voxelfield.export.mesh_file import MESH_SUFFIXES, Mesh, PointCloud, mesh_package, save_mesh, save_points, textured
 from voxelfield.export.registry import ExportFormat, ExportSource, Option
 from voxelfield.export.surfaces import (
@@ -91,9 +91,8 @@ class FieldSurface:
         for package in ("skimage.measure", "trimesh", "scipy.spatial"):
             mesh_package(package)
         self._model = model
-        region = Region.of(model, box)
-        # With one more point on each side, the surface is closed at the field's box.
-        self._voxel, lattice = region.voxel, region.lattice(resolution).enlarged()
+        lattice, self._voxel = box_lattice(model, box, resolution)
+        lattice = lattice.enlarged()  # with one more point on each side, the surface is closed at the field's box
         wanted = half_absorbing_density(LEVEL_LENGTH * self._voxel) if level is None else level
         if kind == "density":
             self._surface = density_surface(model, wanted)

@@ -145,7 +145,10 @@ def save_mesh(path: Path | str, mesh: Mesh, up_axis: Literal["y", "z"] | None = 
     elif suffix == ".glb":
         files = {path.name: whole.export(file_type="glb", include_normals=True, tree_postprocessor=_unlit)}
     else:
-        files = _obj_files(whole, path)
+        text, others = mesh_package("trimesh.exchange.obj").export_obj(
+            whole, include_normals=True, return_texture=True, mtl_name=f"{path.stem}.mtl"
+        )
+        files = {path.name: text, **others}
     others = [] if path.exists() else [name for name in files if name != path.name and path.with_name(name).exists()]
     if others:
         raise FileExistsError(
@@ -165,48 +168,35 @@ def _as_trimesh(mesh: Mesh, path: Path) -> Any:
         mesh.vertices.numpy(), mesh.faces.numpy(), vertex_normals=mesh.normals.numpy(), process=False
     )
     whole.metadata["name"] = path.stem
-    if mesh.texture is not None and suffix != ".ply":
+    texture = None if suffix == ".ply" else mesh.texture
+    visual, image, uv = trimesh.visual, None, None
+    if texture is not None:
         from PIL import Image
 
-        image, white = Image.fromarray(mesh.texture.image.numpy()), (255, 255, 255)
-        if suffix == ".obj":
-            material = trimesh.visual.material.SimpleMaterial(image, white, white, (0, 0, 0), name=path.stem)
-        else:
-            material = trimesh.visual.material.PBRMaterial(
-                path.stem, baseColorTexture=image, metallicFactor=0.0, roughnessFactor=1.0
-            )
-        whole.visual = trimesh.visual.TextureVisuals(uv=mesh.texture.uv.numpy(), material=material)
+        image, uv = Image.fromarray(texture.image.numpy()), texture.uv.numpy()
+    if suffix == ".glb":
+        # Open surfaces are seen from behind, and merged triangles may cross each other.
+        material = visual.material.PBRMaterial(
+            path.stem, baseColorTexture=image, metallicFactor=0.0, roughnessFactor=1.0, doubleSided=True
+        )
+        whole.visual = visual.TextureVisuals(uv=uv, material=material)
+        if texture is None:
+            linear = to_uint8(F.pad(linear_light(mesh.colors.float() / 255), (0, 1), value=1.0))
+            whole.visual.vertex_attributes["color"] = linear.numpy()
+    elif texture is not None:
+        white = (255, 255, 255)
+        material = visual.material.SimpleMaterial(image, white, white, (0, 0, 0), name=path.stem)
+        whole.visual = visual.TextureVisuals(uv=uv, material=material)
     else:
-        colors = mesh.colors
-        if suffix == ".glb":
-            colors = to_uint8(linear_light(colors.float() / 255))
-        whole.visual = trimesh.visual.ColorVisuals(whole, vertex_colors=colors.numpy())
+        whole.visual = visual.ColorVisuals(whole, vertex_colors=mesh.colors.numpy())
     return whole
 
 
 def _unlit(tree: dict[str, Any]) -> None:
-    """Tells viewers to add no light (the extension KHR_materials_unlit of glTF), and to draw both sides of triangles.
-
-    Open surfaces are seen from behind, and merged triangles may cross each other.
-    """
-    materials = tree.setdefault("materials", [])
-    if not materials:
-        materials.append({"pbrMetallicRoughness": {"metallicFactor": 0.0}})
-        for mesh in tree["meshes"]:
-            for primitive in mesh["primitives"]:
-                primitive["material"] = 0
-    for material in materials:
-        material.setdefault("extensions", {})["KHR_materials_unlit"] = {}
-        material["doubleSided"] = True
-    tree["extensionsUsed"] = sorted({*tree.get("extensionsUsed", ()), "KHR_materials_unlit"})
-
-
-def _obj_files(whole: Any, path: Path) -> dict[str, Any]:
-    """Returns the files of an OBJ by name: with a texture, also its material and picture."""
-    text, others = mesh_package("trimesh.exchange.obj").export_obj(
-        whole, include_normals=True, return_texture=True, mtl_name=f"{path.stem}.mtl"
-    )
-    return {path.name: text, **others}
+    """Tells viewers to add no light (the extension KHR_materials_unlit of glTF)."""
+    for material in tree["materials"]:
+        material["extensions"] = {"KHR_materials_unlit": {}}
+    tree["extensionsUsed"] = ["KHR_materials_unlit"]
 
 
 def textured(mesh: Mesh, size: int, colors: Callable[[Tensor, Tensor], Tensor]) -> Mesh:
@@ -245,6 +235,7 @@ def _pixels(corners: Tensor, faces: Tensor) -> Iterator[tuple[Tensor, Tensor, Te
 
     With them come the triangles (P,) and the barycentric coordinates (P, 3) in these; about ``_MOST_PIXELS`` at once.
     """
+    barycentric = mesh_package("trimesh.triangles").points_to_barycentric
     corners = corners[faces]
     low = (corners.amin(dim=1) - 0.5).ceil().long().clamp(min=0)
     counts = ((corners.amax(dim=1) - 0.5).floor().long() - low + 1).clamp(min=0)
@@ -257,20 +248,9 @@ def _pixels(corners: Tensor, faces: Tensor) -> Iterator[tuple[Tensor, Tensor, Te
         within = torch.arange(len(face)) + before - (total - counts.prod(dim=1))[face]
         width = counts[face, 0]
         pixel = low[face] + torch.stack((within % width, within // width), dim=-1)
-        weights = _weights(corners[face], pixel + 0.5)
+        with np.errstate(divide="ignore", invalid="ignore"):  # NaN in triangles without area
+            weights = torch.from_numpy(barycentric(corners[face], pixel + 0.5)).float()
         inside = (weights >= 0).all(dim=-1)
         column, row = pixel[inside].unbind(-1)
         yield column, row, face[inside], weights[inside]
         first = stop
-
-
-def _weights(corners: Tensor, points: Tensor) -> Tensor:
-    """Returns the barycentric coordinates (P, 3) of points (P, 2) in triangles (P, 3, 2); NaN in those without area."""
-    a, b, c = corners.double().unbind(1)
-
-    def area(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
-        return (q[:, 0] - p[:, 0]) * (r[:, 1] - p[:, 1]) - (q[:, 1] - p[:, 1]) * (r[:, 0] - p[:, 0])
-
-    at = points.double()
-    whole = area(a, b, c)
-    return torch.stack((area(at, b, c), area(a, at, c), area(a, b, at)), dim=-1).div(whole[:, None]).float()

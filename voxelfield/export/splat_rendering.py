@@ -79,17 +79,10 @@ def _alphas(drawn: Tensor, pixel: Tensor, width: int) -> Tensor:
 
 @torch.no_grad()
 def _visible_pairs(drawn: Tensor, across: Tensor, down: Tensor, width: int, height: int) -> tuple[Tensor, ...]:
-    """Finds which Gaussians, in order of depth, contribute to which pixels.
+    """Finds which Gaussians (N, 6), in order of depth and as for :func:`_alphas`, contribute to which pixels.
 
-    Args:
-        drawn: (N, 6) as for :func:`_alphas`.
-        across: (N,) variance along x, square pixels.
-        down: (N,) variance along y.
-        width: Of the image.
-        height: Of the image.
-
-    Returns:
-        (M,) pixels and (M,) Gaussians, by pixel and then by depth, and offsets (width * height + 1,) of the pixels.
+    Their variances along x and y are ``across`` and ``down`` (N,), in square pixels. Returns (M,) pixels and (M,)
+    Gaussians, by pixel and then by depth, and offsets (width * height + 1,) of the pixels.
     """
     reach = 2 * (drawn[:, 5] / MIN_ALPHA).clamp(min=1).log()
     spans = []

@@ -15,7 +15,7 @@ from voxelfield.export.lattice import (
     BOX,
     RESOLUTION,
     Lattice,
-    Region,
+    box_lattice,
     check_finite_values,
     in_chunks,
     joined_channels,
@@ -62,8 +62,7 @@ def save_volume(path: Path | str, model: Model, *, resolution: int | None = None
         OSError: The file cannot be written.
     """
     chosen = file_format("volume", path)
-    field, region = model.field, Region.of(model, box)
-    lattice = region.lattice(resolution)
+    field, (lattice, _) = model.field, box_lattice(model, box, resolution)
     occupied = occupied_layers(model, lattice)
     views = torch.eye(3, device=model.device)
     views = torch.cat((views, -views))

@@ -7,10 +7,10 @@ import logging
 import math
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from voxelfield.fields.decoders import DeferredMLPDecoder
 from voxelfield.fields.field import Field, RadianceField
 from voxelfield.fields.harmonics import BASES, HarmonicsDecoder, common_directions
 from voxelfield.files import MARK, atomic_write, is_replaceable
-from voxelfield.grids.boxes import cell_indices, flat_indices
+from voxelfield.grids.boxes import cell_indices
 from voxelfield.grids.sparse_grid import BLOCK_CELLS, BLOCK_VERTICES
 from voxelfield.media.html import page_template
 from voxelfield.models.model import Model
@@ -56,7 +56,6 @@ _DIRECTIONS, _POINTS = 12, 1 << 13
 # Views in which the page is compared with the field, and their shorter side in pixels.
 _COMPARED, _COMPARED_SIDE = 3, 100
 _RAYS_AT_ONCE = 1 << 13
-_BLOCKS_AT_ONCE = 1 << 12
 _PAGE = 1 << 15  # bytes of a page without its data
 
 
@@ -217,7 +216,6 @@ class _PageField(Field):
 
     @property
     def aabb(self) -> Tensor:
-        """See :class:`Field`."""
         return self._field.aabb
 
     def density(self, points: Tensor) -> Tensor:
@@ -225,11 +223,9 @@ class _PageField(Field):
         return self.density_in_warp(points)
 
     def density_in_warp(self, warped: Tensor) -> Tensor:
-        """See :class:`Field`."""
         return self._read(warped)[:, 0].exp()
 
     def sample(self, samples: PackedSamples, directions: Tensor) -> tuple[Tensor, Tensor]:
-        """See :class:`Field`."""
         read = self._read(samples.positions)
         return read[:, 0].exp(), self._low + self._extent * read[:, 1 : 1 + len(self._low)] / 255
 
@@ -295,9 +291,9 @@ def _textures(model: Model, field: RadianceField, bricks: Bricks, blocks: Tensor
         colors = model.environment.panorama()
         colors = torch.cat((colors[:, -1:], colors, colors[:, :1]), dim=1)
         textures.append(_Texture("environment", "RGBA8", to_uint8(F.pad(colors, (0, 1), value=1.0))[None]))
+    check_finite_values("log_density", atlas[..., 0])
     for texture in textures:
         check_finite_values(texture.name, texture.texels)
-    check_finite_values("log_density", atlas[..., 0])
     return textures
 
 
@@ -367,36 +363,28 @@ def _ordered(bricks: Bricks, order: Tensor) -> tuple[Tensor, Tensor]:
     # In a layer, neighbours stay together, which compresses better.
     order = torch.cat([layer.sort().values for layer in order.split(shape[1] * shape[2])])
     places = bricks.blocks[exists]
-    sources = flat_indices(torch.stack([places >> shift & 1023 for shift in (20, 10, 0)], dim=-1).long(), shape)
+    from_x, from_y, from_z = ((places[order] >> shift & 1023).long() for shift in (20, 10, 0))
     x, y, z = cell_indices(torch.arange(len(order), device=order.device), shape)
     blocks = bricks.blocks.clone()
     blocks[exists] = places.scatter(0, order, (x << 20 | y << 10 | z).to(places))
-    rows = _as_blocks(atlas, BLOCK_VERTICES)
-    rows[: len(order)] = rows[sources[order]]
-    return blocks, _as_atlas(rows, shape)
-
-
-def _as_blocks(atlas: Tensor, side: int) -> Tensor:
-    """Returns the blocks of an atlas (A side, B side, C side, V) as (A B C, side, side, side, V)."""
-    (a, b, c), values = (size // side for size in atlas.shape[:3]), atlas.shape[-1]
-    rows = atlas.view(a, side, b, side, c, side, values).permute(0, 2, 4, 1, 3, 5, 6)
-    return rows.reshape(a * b * c, side, side, side, values)
-
-
-def _as_atlas(rows: Tensor, shape: Sequence[int]) -> Tensor:
-    """Returns the inverse of :func:`_as_blocks`, for a shape A, B, C."""
-    side = rows.shape[1]
-    atlas = rows.view(*shape, side, side, side, rows.shape[-1]).permute(0, 3, 1, 4, 2, 5, 6)
-    return atlas.reshape(*(side * size for size in shape), rows.shape[-1])
+    parts = atlas.view(*(size for count in shape for size in (count, BLOCK_VERTICES)), -1)
+    moved = parts.clone()
+    moved[x, :, y, :, z] = parts[from_x, :, from_y, :, from_z]
+    return blocks, moved.view(atlas.shape)
 
 
 def _resampled(atlas: Tensor, before: int, after: int) -> Tensor:
     """Interpolates blocks of ``before`` vertices along each axis at ``after`` ones, between the same outermost ones."""
-    rows = [atlas.new_empty(0, after, after, after, atlas.shape[-1])]
-    for some in _as_blocks(atlas, before).split(_BLOCKS_AT_ONCE):
-        linear = F.interpolate(some.movedim(-1, 1).float(), (after,) * 3, mode="trilinear", align_corners=True)
-        rows.append(linear.movedim(1, -1).to(atlas))
-    return _as_atlas(torch.cat(rows), [size // before for size in atlas.shape[:3]])
+    at = torch.linspace(0, before - 1, after, device=atlas.device)
+    weights = (1 - (at - torch.arange(before, device=atlas.device)[:, None]).abs()).clamp(min=0)
+
+    def linear(layer: Tensor) -> Tensor:
+        for axis in range(3):
+            blocks = layer.unflatten(axis, (layer.shape[axis] // before, before)).movedim(axis + 1, -1)
+            layer = (blocks.float() @ weights).movedim(-1, axis + 1).flatten(axis, axis + 1)
+        return layer.to(atlas)
+
+    return torch.cat([linear(layer) for layer in atlas.split(before)])
 
 
 def _packed_weights(field: RadianceField, bricks: Bricks) -> Tensor:
@@ -418,7 +406,7 @@ def _packed_weights(field: RadianceField, bricks: Bricks) -> Tensor:
 
 def _constants(model: Model, field: RadianceField, bricks: Bricks) -> Iterator[str]:
     """Yields the lines that define the constants of the shader."""
-    settings, decoder = model.settings, field.decoder
+    settings, decoder, warp = model.settings, field.decoder, field.warp
     textures, layers, width = len(bricks.low) // 4, 0, 0
     if isinstance(decoder, HarmonicsDecoder):
         yield "#define HARMONICS"
@@ -428,46 +416,46 @@ def _constants(model: Model, field: RadianceField, bricks: Bricks) -> Iterator[s
     yield f"#define TEXTURES {textures}"
     if model.environment is not None:
         yield "#define ENVIRONMENT"
-    counts = {
+    constants: dict[str, Any] = {
         "BLOCK_CELLS": BLOCK_CELLS,
         "COARSE_CELLS": _COARSE - 1,
         "LAYERS": layers,
         "WIDTH": width,
         "COLUMNS": max(textures + BASES // 4, width),
+        "STEP": float(settings.step),
+        "MIN_TRANSMITTANCE": float(settings.min_transmittance),
+        "MIN_WEIGHT": float(settings.min_weight),
+        "BACKGROUND": model.background,
+        "LATTICE": bricks.aabb,
+        "CELLS": model.occupancy.aabb,
+        "LOW": bricks.low.view(-1, 4),
+        "EXTENT": bricks.extent.view(-1, 4),
     }
-    yield from (f"const int {name} = {value};" for name, value in counts.items())
-    numbers = {
-        "STEP": settings.step,
-        "MIN_TRANSMITTANCE": settings.min_transmittance,
-        "MIN_WEIGHT": settings.min_weight,
-    }
-    vectors = {"BACKGROUND": model.background.tolist()}
-    lists = {"LATTICE": bricks.aabb, "CELLS": model.occupancy.aabb}
-    for name, values in (("LOW", bricks.low), ("EXTENT", bricks.extent)):
-        lists[name] = values.view(-1, 4)
-    if field.warp is None:
-        lists["BOX"] = field.grid.aabb
-    elif isinstance(field.warp, NdcBox):
-        (x0, y0), (x1, y1) = field.warp.window
+    if warp is None:
+        constants["BOX"] = field.grid.aabb
+    elif isinstance(warp, NdcBox):
         yield "#define NDC"
-        vectors["NDC_CENTRE"] = [(x0 + x1) / 2, (y0 + y1) / 2]
-        lists["NDC_CAMERA"] = torch.tensor(field.warp.camera).T
-        numbers |= {"NEAR": field.warp.near, "FARTHEST": FARTHEST, "SLOPE": field.warp.slope, "REACH": field.warp.reach}
+        constants["NDC_CENTRE"] = [(low + high) / 2 for low, high in zip(*warp.window, strict=True)]
+        constants["NDC_CAMERA"] = torch.tensor(warp.camera).T
+        numbers = {"NEAR": warp.near, "FARTHEST": FARTHEST, "SLOPE": warp.slope, "REACH": warp.reach}
+        constants |= {name: float(value) for name, value in numbers.items()}
     else:
-        *edges, ratio, count, pitch, near = field.warp.op_arguments
+        *edges, ratio, count, pitch, near = map(float, warp.op_arguments)
         unit = max(edges[3:])
         yield f"#define NESTED_BOXES {int(count)}"
-        numbers |= {"UNIT": unit, "RATIO": ratio, "PITCH": pitch, "NEAR": near / unit}
-        vectors |= {"CENTRE": edges[:3], "HALF_EDGES": [edge / unit for edge in edges[3:]]}
-    yield from (f"const float {name} = {float(value)!r};" for name, value in numbers.items())
-    yield from (f"const vec{len(values)} {name} = {_vector(values)};" for name, values in vectors.items())
-    for name, rows in lists.items():
-        kind = f"vec{rows.shape[1]}[{len(rows)}]"
-        yield f"const {kind} {name} = {kind}({', '.join(map(_vector, rows.tolist()))});"
+        constants |= {"UNIT": unit, "RATIO": ratio, "PITCH": pitch, "NEAR": near / unit}
+        constants |= {"CENTRE": edges[:3], "HALF_EDGES": [edge / unit for edge in edges[3:]]}
+    for name, value in constants.items():
+        kind, text = _in_shader(value.tolist() if isinstance(value, Tensor) else value)
+        yield f"const {kind} {name} = {text};"
 
 
-def _vector(values: list[float]) -> str:
-    return f"vec{len(values)}({', '.join(map(repr, values))})"
+def _in_shader(value: Any) -> tuple[str, str]:
+    """Returns type and text, in the shader, of a number, a vector, or a list of vectors."""
+    if not isinstance(value, list):
+        return type(value).__name__, repr(value)
+    kind = f"vec{len(value[0])}[{len(value)}]" if isinstance(value[0], list) else f"vec{len(value)}"
+    return kind, f"{kind}({', '.join(_in_shader(each)[1] for each in value)})"
 
 
 def _encoded(data: bytes) -> Iterator[str]:
