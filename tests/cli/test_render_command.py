@@ -86,11 +86,7 @@ def render(run: Path, *options: object) -> int:
             ("--out", "a.webm"),
             "--out must be a video *.mp4, got a.webm: write one, or a folder of images, and convert it with ffmpeg",
         ),
-        (
-            ("--codec", "hevc"),
-            "--codec/--crf/--pixels must be left out, because videos are H.264 in MP4, got hevc: write a folder of "
-            "images, and encode it with ffmpeg",
-        ),
+        (("--codec", "hevc"), "unrecognized arguments: --codec hevc"),
         (("--out", "a.mp4", "--depth"), "--depth is for images: --out must be a folder, got a.mp4"),
         (("--out", "a.mp4", "--format", "exr"), "--format is for images: --out must be a folder, got a.mp4"),
         (("--out", "a.mp4", "--range", "0:3"), "--range is for images: --out must be a folder, got a.mp4"),

@@ -61,7 +61,6 @@ def _range(text: str) -> tuple[int, int]:
 
 
 def _color(text: str) -> list[float]:
-    """Parses a colour."""
     parts = {"white": "1,1,1", "black": "0,0,0"}.get(text, text).split(",")
     with contextlib.suppress(ValueError):
         color = [float(part) for part in parts]
@@ -77,14 +76,6 @@ def _path(text: str) -> str | Path:
     if Path(text).suffix.lower() != ".json":
         raise argparse.ArgumentTypeError(f"must be {', '.join(PATHS)} or a camera path *.json, got {text}")
     return Path(text)
-
-
-def _encoding(text: str) -> None:
-    """Refuses options of the encoder."""
-    raise argparse.ArgumentTypeError(
-        f"must be left out, because videos are H.264 in MP4, got {text}: write a folder of images, and encode it with "
-        "ffmpeg"
-    )
 
 
 def add_render_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +109,6 @@ def add_render_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"a video *.mp4, or a folder (default: PATH.mp4, {VIDEO} without --path). A folder "
         "receives numbered images, and the same command continues where it stopped",
     )
-    add("--codec", "--crf", "--pixels", type=_encoding, help=argparse.SUPPRESS)
     add("--format", choices=("png", "exr"), help="format of images (default: png)")
     add("--depth", action="store_true", help="write 16-bit depths along the rays beside each PNG; EXR always has them")
     add("--overwrite", action="store_true", help="delete the frames of another run, path or size in the folder first")
