@@ -74,19 +74,15 @@ def command(*overrides: str) -> list[str]:
     return [sys.executable, "train.py", *flags, *TINY, *(o for o in overrides if o not in flags)]
 
 
-def train(*overrides: str, gpu: bool = False) -> subprocess.CompletedProcess[str]:
+def train(*overrides: str, gpu: bool = False, status: int = 0) -> str:
+    """Runs train.py to its end, with an exit status; returns all that it has printed."""
     if not gpu:
-        return warm_python.run(*command(*overrides)[1:], merged=True)
-    return subprocess.run(
-        command(*overrides),
-        cwd=ROOT,
-        env=environment(gpu),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+        done = warm_python.run(*command(*overrides)[1:], merged=True)
+    else:
+        merged = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        done = subprocess.run(command(*overrides), cwd=ROOT, env=environment(gpu), timeout=300, check=False, **merged)
+    assert done.returncode == status, done.stdout
+    return done.stdout
 
 
 def read_metrics(directory: Path) -> dict:
@@ -101,9 +97,8 @@ def finished(tmp_path_factory) -> tuple[Path, str]:
     """A complete run with every optional output: its directory and its printed text."""
     directory = tmp_path_factory.mktemp("runs") / "lego"
     whole = ("trainer.evaluation.video_frames=3", "trainer.evaluation.report=true")
-    result = train("model=dense", *whole, f"hydra.run.dir={directory}")
-    assert result.returncode == 0, result.stdout
-    return directory, result.stdout
+    output = train("model=dense", *whole, f"hydra.run.dir={directory}")
+    return directory, output
 
 
 @pytest.fixture(scope="module")
@@ -326,11 +321,10 @@ def test_help_lists_every_setting_with_its_value_and_meaning(monkeypatch, capsys
 
 def test_a_finished_run_is_resumed_with_more_steps(finished, tmp_path):
     directory, _ = finished
-    result = train(
+    output = train(
         f"resume={directory}", "trainer.steps=34", "trainer.evaluation.save_images=false", f"hydra.run.dir={tmp_path}"
     )
-    assert result.returncode == 0, result.stdout
-    assert "resumed at step 30" in result.stdout
+    assert "resumed at step 30" in output
     metrics, before = read_metrics(tmp_path), read_metrics(directory)
     assert metrics["steps"] == 34
     assert metrics["resolution"] == before["resolution"]
@@ -380,9 +374,8 @@ def test_ctrl_c_stops_cleanly_and_the_run_can_go_on(tmp_path):
     assert not (directory / "metrics.json").exists()
 
     again = tmp_path / "second"
-    result = train(f"resume={advice}", f"trainer.steps={step + 3}", *options, f"hydra.run.dir={again}")
-    assert result.returncode == 0, result.stdout
-    assert f"resumed at step {step}" in result.stdout
+    output = train(f"resume={advice}", f"trainer.steps={step + 3}", *options, f"hydra.run.dir={again}")
+    assert f"resumed at step {step}" in output
     assert read_metrics(again)["steps"] == step + 3
 
 
@@ -390,8 +383,7 @@ def test_ctrl_c_stops_cleanly_and_the_run_can_go_on(tmp_path):
 
 
 def test_a_sweep_makes_a_run_directory_for_each_choice(tmp_path):
-    result = train("-m", "model=dense,sh", "logger=none", "trainer.steps=8", f"hydra.sweep.dir={tmp_path}")
-    assert result.returncode == 0, result.stdout
+    train("-m", "model=dense,sh", "logger=none", "trainer.steps=8", f"hydra.sweep.dir={tmp_path}")
     runs = sorted(path.parent for path in tmp_path.glob("*/metrics.json"))
     assert [run.name for run in runs] == ["0", "1"]
     kinds = [OmegaConf.load(run / ".hydra" / "config.yaml").model.kind for run in runs]
@@ -412,8 +404,7 @@ def test_a_sweep_makes_a_run_directory_for_each_choice(tmp_path):
 def test_runs_of_a_sweep_may_run_at_once(tmp_path):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     options = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", f"hydra.sweep.dir={tmp_path}")
-    result = train("-m", "seed=0,1,2", "model=dense", "logger=none", "trainer.steps=8", *options)
-    assert result.returncode == 0, result.stdout
+    train("-m", "seed=0,1,2", "model=dense", "logger=none", "trainer.steps=8", *options)
     assert sorted(path.parent.name for path in tmp_path.glob("*/metrics.json")) == ["0", "1", "2"]
     assert len({read_metrics(tmp_path / str(number))["psnr"] for number in range(3)}) == 3
 
@@ -421,25 +412,15 @@ def test_runs_of_a_sweep_may_run_at_once(tmp_path):
 # ------------------------------------------------------------------------------------------------------- mistakes
 
 
-def errors(output: str) -> list[str]:
-    return [line for line in output.splitlines() if " error: " in line]
-
-
 def test_a_missing_scene_is_one_clear_message(tmp_path):
-    result = train(f"data.root={tmp_path / 'nowhere'}", f"hydra.run.dir={tmp_path / 'run'}")
-    assert result.returncode == 2, result.stdout
-    assert "Traceback" not in result.stdout
-    assert len(errors(result.stdout)) == 1
-    assert result.stdout.count("scene must be in a folder of scenes, got 'lego'") == 1
-    assert str(tmp_path / "nowhere" / "lego") in result.stdout
-    assert "voxelfield download lego" in result.stdout
-    assert "scene=bricks" in result.stdout
+    output = train(f"data.root={tmp_path / 'nowhere'}", f"hydra.run.dir={tmp_path / 'run'}", status=2)
+    assert "Traceback" not in output
+    assert len([line for line in output.splitlines() if " error: " in line]) == 1
+    assert output.count("scene must be in a folder of scenes, got 'lego'") == 1
+    assert str(tmp_path / "nowhere" / "lego") in output
+    assert "voxelfield download lego" in output
+    assert "scene=bricks" in output
     assert not (tmp_path / "run").exists(), "a run that is refused leaves its directory behind"
-
-
-def train_apart(*overrides: str) -> subprocess.CompletedProcess:
-    """Runs train.py without a GPU, its two output streams apart."""
-    return warm_python.run("train.py", *overrides)
 
 
 @pytest.mark.parametrize(
@@ -457,7 +438,7 @@ def train_apart(*overrides: str) -> subprocess.CompletedProcess:
     ],
 )
 def test_a_mistake_is_all_that_is_written_to_stderr(override, message, tmp_path):
-    result = train_apart(override, f"hydra.run.dir={tmp_path / 'run'}")
+    result = warm_python.run("train.py", override, f"hydra.run.dir={tmp_path / 'run'}")
     assert result.returncode == 2, result.stdout + result.stderr
     (line,) = result.stderr.splitlines()
     assert message in line
@@ -467,7 +448,7 @@ def test_a_mistake_is_all_that_is_written_to_stderr(override, message, tmp_path)
 @pytest.mark.parametrize(("overrides", "told"), [((), True), (("trainer=smoke",), False), (("model=sh",), False)])
 def test_the_defaults_without_a_gpu_are_told_where_they_run(overrides, told, tmp_path):
     missing = (f"data.root={tmp_path / 'nowhere'}", f"hydra.run.dir={tmp_path / 'run'}")
-    result = train_apart("scene=lego", *overrides, *missing)
+    result = warm_python.run("train.py", "scene=lego", *overrides, *missing)
     assert result.returncode == 2, result.stdout + result.stderr
     assert ("on a CPU, model=dense and trainer=cpu are the defaults" in result.stdout) == told
 
@@ -479,8 +460,7 @@ def test_a_folder_is_a_scene_without_any_settings(tmp_path):
     shutil.copytree(FIXTURE / "train", folder / "train")
     (folder / "transforms.json").write_text(json.dumps(meta))
     options = ("trainer=smoke", "trainer.steps=5", "trainer.image_size=25", "trainer.evaluation.views=null")
-    result = train(f"scene={folder}", *options, f"hydra.run.dir={tmp_path / 'run'}")
-    assert result.returncode == 0, result.stdout
+    train(f"scene={folder}", *options, f"hydra.run.dir={tmp_path / 'run'}")
     metrics = read_metrics(tmp_path / "run")
     assert metrics["scene"] == "my, capture"
     assert (metrics["split"], metrics["views"]) == ("test", 3)
@@ -595,12 +575,8 @@ def test_photographs_of_a_place_have_trainers_of_their_own(places, count, overri
 
 
 def test_settings_apply_to_the_trainer_that_the_scene_chooses(places, tmp_path, monkeypatch):
-    overrides = (
-        "warp.boxes=4",
-        "trainer.steps=500",
-        "trainer.loss.tv_until=${trainer.steps}",
-        "++trainer.finest_resolution=320",
-    )
+    steps = ("trainer.steps=500", "trainer.loss.tv_until=${trainer.steps}")
+    overrides = ("warp.boxes=4", *steps, "++trainer.finest_resolution=320")
     settings = settings_of_run(monkeypatch, tmp_path, *overrides, scene=places[100])
     assert settings == preset(*overrides, "trainer=many_photographs", device="cpu", name="train")
     assert (settings.trainer.loss.tv_until, settings.model.resolutions[-1]) == (500, 320)
@@ -621,15 +597,8 @@ def test_a_capture_of_which_nothing_is_held_out_is_judged_by_its_training_views(
     folder = tmp_path / "capture"
     shutil.copytree(FIXTURE / "train", folder / "train")
     shutil.copy(FIXTURE / "transforms_train.json", folder / "transforms.json")
-    options = (
-        "trainer=smoke",
-        "trainer.steps=5",
-        "trainer.image_size=25",
-        "data.holdout=0",
-        "trainer.evaluation.views=2",
-    )
-    result = train(f"scene={folder}", *options, f"hydra.run.dir={tmp_path / 'run'}")
-    assert result.returncode == 0, result.stdout
+    options = ("trainer=smoke", "trainer.steps=5", "trainer.image_size=25", "data.holdout=0")
+    train(f"scene={folder}", *options, f"hydra.run.dir={tmp_path / 'run'}")
     metrics = read_metrics(tmp_path / "run")
     assert (metrics["split"], metrics["views"]) == ("train", 2)
 
@@ -664,9 +633,8 @@ def test_choosing_a_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_device("auto") == torch.device("cuda")
     assert choose_device("cuda:1") == torch.device("cuda", 1)
-    with pytest.raises(
-        ValueError, match="device must be cuda:0 to cuda:1, as torch finds 2 CUDA devices, got 'cuda:2'"
-    ):
+    expected = "device must be cuda:0 to cuda:1, as torch finds 2 CUDA devices, got 'cuda:2'"
+    with pytest.raises(ValueError, match=expected):
         choose_device("cuda:2")
     with pytest.raises(ValueError, match="device must be auto, cpu, cuda or cuda:<index>, got 'gpu'"):
         choose_device("gpu")
@@ -674,12 +642,11 @@ def test_choosing_a_device(monkeypatch):
 
 def test_training_and_evaluation_state_what_stored_values_cost(tmp_path):
     shape = ("model=pyramid", "model.resolutions=[4,8,12]", "model.width=16", "model.shading=deferred")
-    result = train(*shape, f"hydra.run.dir={tmp_path}")
-    assert result.returncode == 0, result.stdout
+    output = train(*shape, f"hydra.run.dir={tmp_path}")
     metrics = read_metrics(tmp_path)
     assert metrics["drawn_by"] == "render_baked_image"
     stated = "2 views: mean PSNR "
-    (line,) = (line for line in result.stdout.splitlines() if stated in line)
+    (line,) = (line for line in output.splitlines() if stated in line)
     assert len(line) <= 100, "it fits into a terminal"
     figures = tmp_path / "figures.json"
     evaluation = ("-m", "voxelfield", "eval", str(tmp_path), "--views", "2", "--json", str(figures))
@@ -696,17 +663,10 @@ def test_training_and_evaluation_state_what_stored_values_cost(tmp_path):
 
 @pytest.mark.cuda
 def test_a_run_on_a_gpu(tmp_path):
-    result = train(
-        "device=cuda",
-        "model=pyramid",
-        "model.resolutions=[4,8,12]",
-        "trainer.precision=float16",
-        "trainer.loss_scale=1024",
-        f"hydra.run.dir={tmp_path}",
-        gpu=True,
-    )
-    assert result.returncode == 0, result.stdout
-    assert re.search(r"training needs about \d+\.\d\d GiB \(parameters .*\) of GPU memory", result.stdout)
+    narrow = ("trainer.precision=float16", "trainer.loss_scale=1024")
+    shape = ("model=pyramid", "model.resolutions=[4,8,12]")
+    output = train("device=cuda", *shape, *narrow, f"hydra.run.dir={tmp_path}", gpu=True)
+    assert re.search(r"training needs about \d+\.\d\d GiB \(parameters .*\) of GPU memory", output)
     metrics = read_metrics(tmp_path)
     assert metrics["device"] == torch.cuda.get_device_name(0)
     assert metrics["drawn_by"] == "render_pyramid_image"
