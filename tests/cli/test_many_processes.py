@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -34,6 +35,13 @@ def start():
     """Starts runs, of which nothing is left after the test."""
     with ExitStack() as started:
         yield lambda *arguments, **options: started.enter_context(Group(*arguments, **options))
+
+
+def wait_for_the_end(pids: Sequence[int]) -> None:
+    deadline = time.monotonic() + 10
+    while alive := [pid for pid in pids if Path(f"/proc/{pid}/exe").exists()]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.05)
 
 
 def check_stopped(directory: Path, out: str) -> int:
@@ -103,10 +111,7 @@ def test_processes_end_with_a_launcher_that_was_killed(start, tmp_path, torchrun
     workers = running.workers()
     running.launcher.kill()
     running.launcher.wait()
-    deadline = time.monotonic() + 10
-    while alive := [pid for pid in workers if Path(f"/proc/{pid}/exe").exists()]:
-        assert time.monotonic() < deadline, alive
-        time.sleep(0.05)
+    wait_for_the_end(workers)
     step = load_checkpoint(tmp_path)["step"]
     code, out, err = start(tmp_path, f"trainer.steps={step + 2}", "resume=auto", "devices=2").finish()
     assert (code, err) == (0, "")
@@ -139,22 +144,13 @@ def test_the_store_of_a_launcher_is_found_at_one_address_only(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("first", "second", "line"),
-    [
-        ("seed=1", "seed=2", "seed must be the same in all processes, got 1 in process 0 and 2 in process 1"),
-        (
-            "trainer.rates.grid=0.1",
-            "trainer.rates.grid=0.2",
-            "trainer.rates.grid must be the same in all processes, got 0.1 in process 0 and 0.2 in process 1",
-        ),
-    ],
-)
-def test_processes_with_different_settings_are_refused(start, tmp_path, first, second, line):
+@pytest.mark.parametrize(("key", "first", "second"), [("seed", "1", "2"), ("trainer.rates.grid", "0.1", "0.2")])
+def test_processes_with_different_settings_are_refused(start, tmp_path, key, first, second):
     group = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
-    started = [start(tmp_path / "run", given, RANK=str(rank), **group) for rank, given in enumerate((first, second))]
-    for each in started:
-        assert each.finish() == (2, "", f"{line}\n")
+    given = {"0": f"{key}={first}", "1": f"{key}={second}"}
+    line = f"{key} must be the same in all processes, got {first} in process 0 and {second} in process 1\n"
+    for each in [start(tmp_path / "run", override, RANK=rank, **group) for rank, override in given.items()]:
+        assert each.finish() == (2, "", line)
     assert not (tmp_path / "run").exists()
 
 
@@ -175,9 +171,8 @@ def test_processes_with_one_rank_are_refused(start, tmp_path, ranks, twice):
 def test_a_number_of_processes_without_their_other_variables_is_refused(monkeypatch, missing):
     for name in {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} - {missing}:
         monkeypatch.setenv(name, "4")
-    with pytest.raises(
-        ValueError, match=rf"^WORLD_SIZE, of the environment, must be 1 or unset without {missing}, got 4"
-    ):
+    expected = f"^WORLD_SIZE, of the environment, must be 1 or unset without {missing}, got 4"
+    with pytest.raises(ValueError, match=expected):
         launching.count_processes(RunConfig(device="cpu"))
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert launching.count_processes(RunConfig(device="cpu")) == 1
@@ -239,10 +234,7 @@ def test_sigquit_ends_a_run_of_several_processes(start, tmp_path):
     running.launcher.send_signal(signal.SIGQUIT)
     code, _, err = running.finish()
     assert (code, err) == (-signal.SIGQUIT, "")
-    deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}/exe").exists() for pid in workers):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for_the_end(workers)
 
 
 @pytest.mark.slow
@@ -316,12 +308,8 @@ def test_torchrun_restarts_a_run_whose_process_was_killed(start, tmp_path):
 
 @pytest.mark.sweep
 def test_tasks_of_slurm_are_one_run(start, tmp_path):
-    slurm = {
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_STEP_NODELIST": "localhost",
-        "SLURM_JOB_ID": "1",
-        "MASTER_PORT": str(free_port()),
-    }
+    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "1"}
+    slurm = {**step, "MASTER_PORT": str(free_port())}
     tasks = [
         start(tmp_path, command=(*TRAIN, *TINY), SLURM_PROCID=task, SLURM_LOCALID=task, **slurm) for task in ("0", "1")
     ]
@@ -366,34 +354,24 @@ def test_variables_of_torch_that_are_out_of_range_are_named(monkeypatch, name, v
 
 
 @pytest.mark.parametrize(
-    ("settings", "gpus", "started", "message"),
+    ("devices", "device", "started", "message"),
     [
-        ({"devices": "4", "device": "cuda"}, 2, 1, r"^devices must be at most 2, the CUDA devices .*, got 4$"),
-        (
-            {"devices": "2", "device": "cuda:1"},
-            2,
-            1,
-            r"^device must be auto, cpu or cuda for 2 processes, got 'cuda:1'$",
-        ),
-        (
-            {"devices": "all", "device": "cuda:0"},
-            2,
-            1,
-            r"^device must be auto, cpu or cuda for 2 processes, got 'cuda:0'$",
-        ),
-        ({"devices": "3"}, 2, 2, r"^devices must be left out or 2, the number of processes that were started, got 3$"),
-        ({"devices": "1"}, 2, 2, r"^devices must be left out or 2, the number of processes that were started, got 1$"),
-        ({"device": "cuda:1"}, 2, 2, r"^device must be auto, cpu or cuda for 2 processes, got 'cuda:1'$"),
+        ("4", "cuda", 1, r"devices must be at most 2, the CUDA devices .*, got 4"),
+        ("2", "cuda:1", 1, "device must be auto, cpu or cuda for 2 processes, got 'cuda:1'"),
+        ("all", "cuda:0", 1, "device must be auto, cpu or cuda for 2 processes, got 'cuda:0'"),
+        ("3", "auto", 2, "devices must be left out or 2, the number of processes that were started, got 3"),
+        ("1", "auto", 2, "devices must be left out or 2, the number of processes that were started, got 1"),
+        (None, "cuda:1", 2, "device must be auto, cpu or cuda for 2 processes, got 'cuda:1'"),
     ],
 )
-def test_devices_that_contradict_the_machine_are_refused(monkeypatch, settings, gpus, started, message):
+def test_devices_that_contradict_the_machine_are_refused(monkeypatch, devices, device, started, message):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     if started > 1:
         for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
             monkeypatch.setenv(name, str(started))
-    with pytest.raises(ValueError, match=message):
-        launching.count_processes(RunConfig(**settings))
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        launching.count_processes(RunConfig(devices=devices, device=device))
 
 
 def test_devices_are_counted(monkeypatch):
@@ -430,12 +408,8 @@ def test_processes_on_gpus_use_expandable_segments_unless_told_otherwise(monkeyp
     monkeypatch.setattr(launching, "_connect", nobody)  # its thread might outlive this program, which torch aborts
     with pytest.raises(ConnectionError, match="nobody there"):
         launching.join(preset("devices=2"))
-    chosen = {
-        None: "expandable_segments:True",
-        "PYTORCH_ALLOC_CONF": None,
-        "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64",
-    }
-    assert os.environ.get("PYTORCH_CUDA_ALLOC_CONF") == chosen[given]
+    chosen = {None: "expandable_segments:True", "PYTORCH_ALLOC_CONF": None}
+    assert os.environ.get("PYTORCH_CUDA_ALLOC_CONF") == chosen.get(given, "max_split_size_mb:64")
 
 
 @pytest.mark.slow
