@@ -56,7 +56,6 @@ print("file", voxelfield.__file__)
 # --- just in time ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep
 def test_the_first_use_compiles_says_so_and_the_next_process_reuses_it(installed, kept_objects, tmp_path):
     empty, cache = tmp_path / "empty", tmp_path / "cache"
     empty.mkdir()
@@ -78,7 +77,6 @@ def test_the_first_use_compiles_says_so_and_the_next_process_reuses_it(installed
     assert_nothing_was_built(second)
 
 
-@pytest.mark.sweep
 def test_two_processes_that_start_together_compile_once(clone, kept_objects, tmp_path):
     tools = tmp_path / "tools"
     env = environment(clone, tmp_path / "cache", CXX=compiler(tools, reuse(kept_objects)))
@@ -103,7 +101,6 @@ def test_two_processes_that_start_together_compile_once(clone, kept_objects, tmp
     assert sum("compiling them once" in run.stderr for run in done) == 1
 
 
-@pytest.mark.sweep
 def test_a_builder_killed_in_mid_build_does_not_block_the_next(clone, kept_objects, tmp_path):
     cache, tools = tmp_path / "cache", tmp_path / "tools"
     # The first compiler that runs hangs; later ones find that the folder exists, and work.
@@ -136,7 +133,6 @@ def wait_for_number(file: Path, writer: subprocess.Popen) -> int:
     return int(file.read_text())
 
 
-@pytest.mark.sweep
 def test_a_binary_of_other_sources_is_ignored_and_built_anew(installed, cpu_half, kept_objects, clone, tmp_path):
     digest = digest_of(clone / "extension").encode()
     content = cpu_half.read_bytes()
@@ -193,17 +189,10 @@ def test_a_build_compiles_its_own_sources_wherever_the_process_stands(installed,
 # --- ahead of time --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sweep
 def test_the_command_line_builds_one_half_into_a_folder(cpu_half, clone):
-    assert sources.read_stamp(cpu_half) == (
-        digest_of(clone / "extension"),
-        architectures.Architectures(),
-        "",
-        0,
-    )
+    assert sources.read_stamp(cpu_half) == (digest_of(clone / "extension"), architectures.Architectures(), "", 0)
 
 
-@pytest.mark.sweep
 def test_with_kept_objects_a_build_compiles_what_changed_and_the_stamp(cpu_half, clone, tmp_path):
     project, tools = tmp_path / "project", tmp_path / "tools"
     shutil.copytree(clone, project)
@@ -223,7 +212,6 @@ def test_with_kept_objects_a_build_compiles_what_changed_and_the_stamp(cpu_half,
     assert sources.read_stamp(tmp_path / "out" / cpu_half.name).digest == digest_of(project / "extension")
 
 
-@pytest.mark.sweep
 def test_the_command_line_without_nvcc_builds_the_cpu_half_for_first_use(clone, kept_objects, tmp_path):
     reusing = compiler(tmp_path / "tools", reuse(kept_objects))
     env = environment(clone, tmp_path / "cache", PATH=path_without_nvcc(), CXX=reusing)
@@ -239,7 +227,6 @@ def test_the_command_line_without_nvcc_builds_the_cpu_half_for_first_use(clone, 
     assert_nothing_was_built(used)
 
 
-@pytest.mark.sweep
 def test_a_clone_without_binaries_uses_those_of_an_install_with_the_same_sources(installed, cpu_half, clone, tmp_path):
     for file in (cpu_half, sources.digest_path(cpu_half)):
         shutil.copy(file, installed / "voxelfield")
@@ -254,7 +241,6 @@ def test_a_clone_without_binaries_uses_those_of_an_install_with_the_same_sources
     assert_nothing_was_built(done)
 
 
-@pytest.mark.sweep
 def test_a_clone_and_any_other_folder_use_the_binaries_of_an_editable_install(project, kept_objects, clone, tmp_path):
     prefix, cache = tmp_path / "prefix", tmp_path / "cache"
     reusing = compiler(tmp_path / "tools", reuse(kept_objects))

@@ -155,12 +155,7 @@ def test_the_op_that_is_added_compiles_and_passes_its_tests(tmp_path: Path) -> N
         ["pytest", "-x", "-q", "-m", "not cuda", "-k", "opacity", "tests/ops/test_contracts.py"],
     ):
         done = subprocess.run(
-            [sys.executable, "-m", *command],
-            cwd=tmp_path,
-            env=quick,
-            capture_output=True,
-            text=True,
-            check=False,
+            [sys.executable, "-m", *command], cwd=tmp_path, env=quick, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, f"{command[0]}:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     assert " passed" in done.stdout

@@ -273,9 +273,7 @@ def test_image_rays_go_row_by_row(device):
     assert len(rays) == 64 * 48
     row, column = 7, 30
     single = cameras.rays(
-        torch.tensor([2], device=device),
-        torch.tensor([[column + 0.5, row + 0.5]], device=device),
-        AABB.to(device),
+        torch.tensor([2], device=device), torch.tensor([[column + 0.5, row + 0.5]], device=device), AABB.to(device)
     )
     at = row * 64 + column
     torch.testing.assert_close(rays.directions[at : at + 1], single.directions)
@@ -395,11 +393,7 @@ def test_cameras_refuse_an_int_index():
         ({"width": 0}, ValueError, r"width must be an int of at least 1, got 0"),
         ({"height": 4.0}, ValueError, r"height must be an int of at least 1, got 4.0"),
         ({"lens": torch.zeros(1, 6)}, TypeError, r"lens must be a Lens or None, got Tensor"),
-        (
-            {"lens": Lens("fisheye", torch.zeros(2, 6))},
-            ValueError,
-            "lens must be a Lens of 1 cameras, got one of 2",
-        ),
+        ({"lens": Lens("fisheye", torch.zeros(2, 6))}, ValueError, "lens must be a Lens of 1 cameras, got one of 2"),
     ],
 )
 def test_cameras_refuse_wrong_fields(changes, error, message):
@@ -467,10 +461,7 @@ def test_orbit_keeps_distance_elevation_and_intrinsics(device):
 
 def test_orbit_takes_the_means():
     mixed = Cameras(
-        torch.cat([on_circle(2.0, 0.2, 1).c2w, on_circle(4.0, 0.6, 1).c2w]),
-        torch.ones(2, 4),
-        width=8,
-        height=8,
+        torch.cat([on_circle(2.0, 0.2, 1).c2w, on_circle(4.0, 0.6, 1).c2w]), torch.ones(2, 4), width=8, height=8
     )
     arm = orbit(mixed, torch.zeros(3), 3).c2w[:, :3, 3]
     torch.testing.assert_close(arm.norm(dim=-1), torch.full((3,), 3.0))

@@ -103,11 +103,7 @@ def test_mapping_back_gives_world_positions():
 def test_positions_that_are_not_covered_become_infinite():
     behind, before, beside = (
         POSE[:3, 3] + torch.tensor(at, dtype=torch.float64) @ POSE[:3, :3].T
-        for at in (
-            (0.0, 0.0, 3.0),
-            (0.0, 0.0, -1.4),
-            (3.0, 0.0, -4.0),
-        )
+        for at in ((0.0, 0.0, 3.0), (0.0, 0.0, -1.4), (3.0, 0.0, -4.0))
     )
     warped, unit = BOX.from_world(torch.stack((behind, before, beside)).float())
     assert warped.isinf().all()

@@ -33,9 +33,7 @@ def test_a_png_in_memory_holds_the_rounded_image(device):
 
 def test_composite_of_straight_alpha(device):
     rgba = torch.tensor(
-        [[[255, 0, 51, 255], [255, 0, 51, 0]], [[255, 0, 51, 51], [0, 0, 0, 128]]],
-        dtype=torch.uint8,
-        device=device,
+        [[[255, 0, 51, 255], [255, 0, 51, 0]], [[255, 0, 51, 51], [0, 0, 0, 128]]], dtype=torch.uint8, device=device
     )
     background = torch.tensor([0.5, 1.0, 0.25])
     result = composite_background(rgba, background)

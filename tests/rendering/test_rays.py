@@ -118,19 +118,9 @@ def test_rays_move_together(device):
     ("name", "value", "error", "message"),
     [
         ("origins", torch.zeros(5, 2), ValueError, r"Rays.origins must have shape \(R, 3\), got \(5, 2\)"),
-        (
-            "directions",
-            torch.zeros(4, 3),
-            ValueError,
-            r"directions must have shape \(5, 3\), got \(4, 3\)",
-        ),
+        ("directions", torch.zeros(4, 3), ValueError, r"directions must have shape \(5, 3\), got \(4, 3\)"),
         ("near", torch.zeros(5, 1), ValueError, r"Rays.near must have shape \(5\), got \(5, 1\)"),
-        (
-            "far",
-            torch.zeros(5, device="meta"),
-            ValueError,
-            r"Rays.far must be on .* cpu, but it is on meta",
-        ),
+        ("far", torch.zeros(5, device="meta"), ValueError, r"Rays.far must be on .* cpu, but it is on meta"),
         ("far", torch.zeros(5).double(), TypeError, r"Rays.far must be float32, got float64"),
         ("near", 0.0, TypeError, r"Rays.near must be a torch.Tensor, got float"),
     ],

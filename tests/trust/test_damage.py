@@ -139,7 +139,6 @@ print(sample_trilinear(torch.arange(8.0).reshape(2, 2, 2, 1), torch.full((1, 3),
 """
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("damage", ["cut", "flip", "without its digest"])
 def test_a_process_says_in_one_line_that_its_module_is_damaged(tmp_path, damage):
     """Loading such a module would end the process with SIGBUS, or compute something else."""

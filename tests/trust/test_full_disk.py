@@ -212,7 +212,6 @@ def test_a_disk_that_is_full_at_every_write_breaks_nothing(tmp_path, whole, caps
     assert lost["nothing"] == 2
 
 
-@pytest.mark.sweep
 def test_a_directory_that_becomes_read_only_keeps_what_it_has(tmp_path):
     directory = tmp_path / "run"
     running = start(*COMMAND, "trainer.steps=1000000", f"hydra.run.dir={directory}", merged=True)
