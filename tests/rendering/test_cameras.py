@@ -31,18 +31,16 @@ def make_cameras(count=6, width=64, height=48, device="cpu"):
     for pose in c2w:
         pose[:3, :3] = random_rotation(generator)
         pose[:3, 3] = generator.uniform(-2, 2, 3)
-    intrinsics = np.stack(
-        [
-            generator.uniform(40, 80, count),
-            generator.uniform(40, 80, count),
-            generator.uniform(25, 40, count),
-            generator.uniform(15, 30, count),
-        ],
-        axis=-1,
-    )
-    return Cameras(
-        torch.tensor(c2w, dtype=torch.float32), torch.tensor(intrinsics, dtype=torch.float32), width, height
-    ).to(device)
+    intrinsics = generator.uniform((40, 40, 25, 15), (80, 80, 40, 30), (count, 4))
+    return Cameras(torch.tensor(c2w).float(), torch.tensor(intrinsics).float(), width, height).to(device)
+
+
+def some_rays(cameras):
+    """Indices of cameras, pixels, and the rays through these."""
+    device = cameras.c2w.device
+    camera_index = torch.randint(len(cameras), (200,), device=device)
+    pixels = torch.rand(200, 2, device=device) * torch.tensor([64.0, 48.0], device=device)
+    return camera_index, pixels, cameras.rays(camera_index, pixels, AABB.to(device))
 
 
 def project(cameras, camera_index, points):
@@ -59,9 +57,7 @@ def project(cameras, camera_index, points):
 
 def test_points_on_rays_project_back_to_their_pixels(device):
     cameras = make_cameras(device=device)
-    camera_index = torch.randint(len(cameras), (200,), device=device)
-    pixels = torch.rand(200, 2, device=device) * torch.tensor([64.0, 48.0], device=device)
-    rays = cameras.rays(camera_index, pixels, AABB.to(device))
+    camera_index, pixels, rays = some_rays(cameras)
     for t in (0.5, 3.0):
         found, depth = project(cameras, camera_index, rays.origins + t * rays.directions)
         assert (depth > 0).all(), "the ray runs behind its camera"
@@ -83,9 +79,7 @@ MIXED = ("perspective", "fisheye", "rational", "fisheye624", "fisheye", "perspec
 @pytest.mark.parametrize("model", ["perspective", "fisheye", MIXED], ids=str)
 def test_rays_through_a_lens_are_seen_at_their_pixels(device, model):
     cameras = with_lens(make_cameras(device=device), model)
-    camera_index = torch.randint(len(cameras), (200,), device=device)
-    pixels = torch.rand(200, 2, device=device) * torch.tensor([64.0, 48.0], device=device)
-    rays = cameras.rays(camera_index, pixels, AABB.to(device))
+    camera_index, pixels, rays = some_rays(cameras)
     torch.testing.assert_close(rays.directions.norm(dim=-1), torch.ones(200, device=device))
     for camera, direction, pixel in zip(camera_index.tolist(), rays.directions, pixels, strict=True):
         x, y, z = (cameras.c2w[camera, :3, :3].mT.double() @ direction.double()).cpu()
@@ -260,9 +254,8 @@ def test_a_lens_needs_coefficients_with_values():
 
 def test_rays_are_unit_and_start_at_the_camera(device):
     cameras = make_cameras(device=device)
-    camera_index = torch.randint(len(cameras), (50,), device=device)
-    rays = cameras.rays(camera_index, torch.rand(50, 2, device=device) * 48, AABB.to(device))
-    torch.testing.assert_close(rays.directions.norm(dim=-1), torch.ones(50, device=device))
+    camera_index, _, rays = some_rays(cameras)
+    torch.testing.assert_close(rays.directions.norm(dim=-1), torch.ones(200, device=device))
     assert torch.equal(rays.origins, cameras.c2w[camera_index, :3, 3])
     assert rays.origins.is_contiguous()
 
@@ -285,9 +278,7 @@ def test_enlarged_images_show_the_same_in_more_pixels(device, factor):
     cameras = make_cameras(device=device)
     large = cameras.enlarged(factor)
     assert (large.width, large.height) == (64 * factor, 48 * factor)
-    camera_index = torch.randint(len(cameras), (200,), device=device)
-    pixels = torch.rand(200, 2, device=device) * torch.tensor([64.0, 48.0], device=device)
-    rays = cameras.rays(camera_index, pixels, AABB.to(device))
+    camera_index, pixels, rays = some_rays(cameras)
     found, _ = project(large, camera_index, rays.origins + 2 * rays.directions)
     torch.testing.assert_close(found, factor * pixels.double().cpu(), rtol=0, atol=1e-3 * factor)
 
@@ -371,9 +362,8 @@ def test_cameras_indexed_by_an_empty_list_are_empty():
 
 
 def test_cameras_refuse_an_int_index():
-    with pytest.raises(
-        TypeError, match=r"index must be a slice, a sequence or a tensor, got the int 2: use cameras\[2:3\]"
-    ):
+    expected = r"index must be a slice, a sequence or a tensor, got the int 2: use cameras\[2:3\]"
+    with pytest.raises(TypeError, match=expected):
         make_cameras()[2]
 
 
@@ -515,13 +505,15 @@ def test_orbit_stays_on_the_side_where_the_cameras_are():
     assert (swing - swing.roll(1)).abs().max() < 0.2
 
 
-def test_orbit_refuses_wrong_arguments():
-    cameras = make_cameras()
-    with pytest.raises(ValueError, match=r"frames must be an int of at least 1, got 2\.5"):
-        orbit(cameras, torch.zeros(3), 2.5)
-    with pytest.raises(ValueError, match="cameras must be at least one"):
-        orbit(cameras[:0], torch.zeros(3), 4)
-    with pytest.raises(ValueError, match="frames must be an int of at least 1, got 0"):
-        orbit(cameras, torch.zeros(3), 0)
-    with pytest.raises(ValueError, match=r"target must have shape .*, got \(1, 3\)"):
-        orbit(cameras, torch.zeros(1, 3), 4)
+@pytest.mark.parametrize(
+    ("count", "target", "frames", "message"),
+    [
+        (6, torch.zeros(3), 2.5, r"frames must be an int of at least 1, got 2\.5"),
+        (0, torch.zeros(3), 4, "cameras must be at least one"),
+        (6, torch.zeros(3), 0, "frames must be an int of at least 1, got 0"),
+        (6, torch.zeros(1, 3), 4, r"target must have shape .*, got \(1, 3\)"),
+    ],
+)
+def test_orbit_refuses_wrong_arguments(count, target, frames, message):
+    with pytest.raises(ValueError, match=message):
+        orbit(make_cameras()[:count], target, frames)

@@ -87,9 +87,8 @@ def test_the_box_is_copied():
     grid = OccupancyGrid(2, box)
     box.zero_()
     assert torch.equal(grid.aabb, BOX)
-    density = torch.ones(2, 2, 2)
     box = BOX + 1
-    grid.update_from_vertices(density, box, STEP, THRESHOLD)
+    grid.update_from_vertices(torch.ones(2, 2, 2), box, STEP, THRESHOLD)
     box.zero_()
     assert torch.equal(grid.aabb, BOX + 1)
 
@@ -318,7 +317,7 @@ def test_observe_looks_once_into_every_allowed_cell(device):
 
     def density(points):
         looked.append(points)
-        return torch.full(points.shape[:1], 100.0, device=points.device)
+        return constant(100.0)(points)
 
     grid.update_from_samples(density, STEP, THRESHOLD, chunk=50)
     assert max(len(points) for points in looked) == 50
@@ -416,15 +415,16 @@ def test_observations_follow_a_loaded_state(device):
 
 
 def test_observe_refuses_wrong_arguments():
-    grid = OccupancyGrid(2, BOX)
-    with pytest.raises(ValueError, match="cells must be an int of at least 1, got 0"):
-        grid.update_from_samples(constant(1.0), STEP, THRESHOLD, cells=0)
-    with pytest.raises(ValueError, match=r"threshold must lie in \(0, 1\), got 1\.0"):
-        grid.update_from_samples(constant(1.0), STEP, 1.0)
-    with pytest.raises(ValueError, match=r"decay must lie in \[0, 1\], got 1\.5"):
-        grid.update_from_samples(constant(1.0), STEP, THRESHOLD, decay=1.5)
-    with pytest.raises(ValueError, match="chunk must be an int of at least 1, got 0"):
-        grid.update_from_samples(constant(1.0), STEP, THRESHOLD, chunk=0)
+    for changes, message in (
+        ({"cells": 0}, "cells must be an int of at least 1, got 0"),
+        ({"threshold": 1.0}, r"threshold must lie in \(0, 1\), got 1\.0"),
+        ({"decay": 1.5}, r"decay must lie in \[0, 1\], got 1\.5"),
+        ({"chunk": 0}, "chunk must be an int of at least 1, got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            OccupancyGrid(2, BOX).update_from_samples(
+                constant(1.0), **{"step": STEP, "threshold": THRESHOLD, **changes}
+            )
 
 
 # --- reading it

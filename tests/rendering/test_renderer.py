@@ -32,19 +32,9 @@ MEAN_ERROR = {"cpu": 5e-5, "cuda": 1e-3}
 MAX_ERROR = {"cpu": 1e-3, "cuda": 1e-2}
 
 
-def pyramid(
-    resolutions=(4, 9, 20),
-    channels=4,
-    geometry=16,
-    hidden=2,
-    degree=3,
-    width=64,
-    density=None,
-    decoder=FusedMLPDecoder,
-    **settings,
-):
+def pyramid(resolutions=(4, 9, 20), channels=4, geometry=16, hidden=2, degree=3, width=64, density=None, **settings):
     grid = VoxelPyramid(resolutions, channels, BOX, init_range=1.5, **settings)
-    networks = decoder(grid.channels, width, geometry, hidden, degree, density or ExponentialDensity(8.0))
+    networks = FusedMLPDecoder(grid.channels, width, geometry, hidden, degree, density or ExponentialDensity(8.0))
     return RadianceField(grid, networks)
 
 
@@ -66,14 +56,8 @@ def summed(resolutions=(4, 8, 16), degree=2, decoder=None, **settings):
     return RadianceField(grid, decoder)
 
 
-def two_of_three_summed():
-    field = summed()
-    field.grid.activate(8)
-    return field
-
-
-def with_levels(active):
-    field = pyramid()
+def with_levels(active, make=pyramid, **settings):
+    field = make(**settings)
     field.grid.activate(field.grid.resolutions[active - 1])
     return field
 
@@ -95,7 +79,7 @@ ONE_KERNEL = {
         "three hidden layers": lambda: pyramid(hidden=3),
         "one of three levels on": lambda: with_levels(1),
         "two of three levels on": lambda: with_levels(2),
-        "eight of nine levels on": lambda: eight_of_nine(),
+        "eight of nine levels on": lambda: with_levels(8, resolutions=range(3, 12)),
         "float16 pyramid": lambda: pyramid().half(),
     },
     "render_grid_image": {
@@ -104,16 +88,10 @@ ONE_KERNEL = {
         "float16 harmonics": lambda: harmonics().half(),
         "sum": summed,
         "sum of one level": lambda: summed((9,), degree=0),
-        "two levels of three added up": two_of_three_summed,
+        "two levels of three added up": lambda: with_levels(2, summed),
         "float16 sum": lambda: summed().half(),
     },
 }
-
-
-def eight_of_nine():
-    field = pyramid(range(3, 12))
-    field.grid.activate(10)
-    return field
 
 
 GENERAL = {
@@ -172,6 +150,17 @@ def make_renderer(field, device, **options):
     return FieldRenderer(field.to(device), make_occupancy(device), SETTINGS, background_on(device), **options)
 
 
+def both_ways(field, device, settings=SETTINGS, **options):
+    """A renderer, and a function that renders with ``render_view`` what it renders."""
+    scene = field.to(device), make_occupancy(device), settings, background_on(device)
+
+    def general(cameras, index, chunk=400):
+        field, *rest = scene
+        return render_view(field, cameras, index, *rest, chunk=chunk)
+
+    return FieldRenderer(*scene, **options), general
+
+
 def assert_views_agree(view, expected, device):
     assert isinstance(view, View)
     for name, scale in (("rgb", 1.0), ("opacity", 1.0), ("depth", 3.0)):
@@ -225,14 +214,12 @@ def test_grids_too_large_for_the_kernels_are_left_to_the_general_way():
 
 @every_field
 def test_draws_what_render_view_draws(device, make, backend):
-    field, occupancy, cameras = make().to(device), make_occupancy(device), make_cameras(device)
-    background = background_on(device)
-    renderer = FieldRenderer(field, occupancy, SETTINGS, background)
+    (renderer, general), cameras = both_ways(make(), device), make_cameras(device)
     assert renderer.backend == backend
     for index in range(len(cameras)):
         view = renderer.view(cameras, index)
         assert view.rgb.shape == (HEIGHT, WIDTH, 3)
-        expected = render_view(field, cameras, index, occupancy, SETTINGS, background, chunk=400)
+        expected = general(cameras, index)
         assert (expected.opacity > 0.3).sum() > 50
         assert_views_agree(view, expected, device)
 
@@ -240,26 +227,21 @@ def test_draws_what_render_view_draws(device, make, backend):
 @each_way
 @pytest.mark.parametrize("model", ["perspective", "fisheye", ("rational", "fisheye624", "pinhole")])
 def test_lenses_bend_rays_alike_in_every_way(device, make, model):
-    field, occupancy, cameras = make().to(device), make_occupancy(device), make_cameras(device)
+    (renderer, general), cameras = both_ways(make(), device), make_cameras(device)
     terms = torch.tensor([[-0.3, 0.1, 0.02, 0.01, 0.01, -0.02], [0.2, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0] * 6])
     bent = dataclasses.replace(cameras, lens=Lens(model, terms.to(device)))
-    background = background_on(device)
-    renderer = FieldRenderer(field, occupancy, SETTINGS, background)
     for index in range(len(cameras)):
-        view = renderer.view(bent, index)
-        expected = render_view(field, bent, index, occupancy, SETTINGS, background, chunk=400)
-        assert_views_agree(view, expected, device)
+        assert_views_agree(renderer.view(bent, index), general(bent, index), device)
     assert (renderer.view(bent, 0).rgb - renderer.view(cameras, 0).rgb).abs().mean() > 0.01
 
 
 @pytest.mark.parametrize("min_weight", [0.0, 0.2])
 @each_way
 def test_settings_hold_for_every_way(device, make, min_weight):
-    field, occupancy, cameras = make().to(device), make_occupancy(device), make_cameras(device)
+    field, cameras = make(), make_cameras(device)
     settings = RenderSettings(step=0.11, min_transmittance=0.3, min_weight=min_weight)
-    background = background_on(device)
-    view = FieldRenderer(field, occupancy, settings, background).view(cameras, 0)
-    expected = render_view(field, cameras, 0, occupancy, settings, background, chunk=400)
+    renderer, general = both_ways(field, device, settings)
+    view, expected = renderer.view(cameras, 0), general(cameras, 0)
     # A ray stops, or keeps a sample, on either side of a threshold that is crossed by rounding.
     off = (view.rgb - expected.rgb).abs().amax(-1) > MAX_ERROR[device.type]
     assert off.double().mean() < 0.03
@@ -285,13 +267,11 @@ def test_copies_that_training_keeps_are_drawn(device):
 
 
 def test_precision_is_that_of_the_general_way(device):
-    field, occupancy, cameras = network().to(device), make_occupancy(device), make_cameras(device)
-    background = background_on(device)
-    view = FieldRenderer(field, occupancy, SETTINGS, background, precision=torch.bfloat16).view(cameras, 0)
+    (narrow, general), cameras = both_ways(network(), device, precision=torch.bfloat16), make_cameras(device)
+    view, full = narrow.view(cameras, 0), general(cameras, 0)
     with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
-        expected = render_view(field, cameras, 0, occupancy, SETTINGS, background, chunk=10**6)
+        expected = general(cameras, 0, chunk=10**6)
     torch.testing.assert_close(view.rgb, expected.rgb, atol=1e-3, rtol=0)
-    full = FieldRenderer(field, occupancy, SETTINGS, background).view(cameras, 0)
     assert (view.rgb - full.rgb).abs().max() > 1e-4
 
 
@@ -300,19 +280,15 @@ def test_precision_is_that_of_the_general_way(device):
 def test_a_pixel_is_made_of_the_light_of_its_rays(device, make, pixel_averaging):
     side = 3
     field, occupancy, cameras = make().to(device), make_occupancy(device), make_cameras(device)
-    background = background_on(device)
-    view = FieldRenderer(
-        field, occupancy, SETTINGS, background, supersampling=side, pixel_averaging=pixel_averaging
-    ).view(cameras, 1)
+    scene, background = (field, occupancy, SETTINGS), background_on(device)
+    view = FieldRenderer(*scene, background, supersampling=side, pixel_averaging=pixel_averaging).view(cameras, 1)
     fine = Cameras(cameras.c2w, cameras.intrinsics * side, WIDTH * side, HEIGHT * side)
-    rays = FieldRenderer(field, occupancy, SETTINGS, torch.zeros_like(background)).view(fine, 1)
-    blocks = [
-        getattr(rays, name)[row::side, column::side]
-        for name in ("rgb", "opacity", "depth")
-        for row in range(side)
-        for column in range(side)
-    ]
-    rgb, opacity, depth = (torch.stack(blocks[i * side**2 : (i + 1) * side**2], dim=2).double() for i in range(3))
+    rays = FieldRenderer(*scene, torch.zeros_like(background)).view(fine, 1)
+    starts = [(row, column) for row in range(side) for column in range(side)]
+    rgb, opacity, depth = (
+        torch.stack([values[row::side, column::side] for row, column in starts], dim=2).double()
+        for values in (rays.rgb, rays.opacity, rays.depth)
+    )
     expected = reference.pixel_colors(
         rgb.reshape(-1, 3), opacity.flatten(), background.double(), side**2, pixel_averaging
     ).view(HEIGHT, WIDTH, 3)
@@ -320,7 +296,7 @@ def test_a_pixel_is_made_of_the_light_of_its_rays(device, make, pixel_averaging)
     torch.testing.assert_close(view.opacity.double(), opacity.mean(2), atol=1e-6, rtol=0)
     mean_depth = (depth * opacity).sum(2) / opacity.sum(2).clamp(min=1e-5)
     torch.testing.assert_close(view.depth.double(), mean_depth, atol=1e-4, rtol=0)
-    single_rays = FieldRenderer(field, occupancy, SETTINGS, background).view(cameras, 1)
+    single_rays = FieldRenderer(*scene, background).view(cameras, 1)
     assert view.rgb.shape == single_rays.rgb.shape
     assert 0.001 < (view.rgb - single_rays.rgb).abs().mean() < 0.2
 
