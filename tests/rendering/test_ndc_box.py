@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from warp_fields import field_over, general
+from warp_fields import field_over, general, in_the_world, placed
 
 from voxelfield.fields.decoders import Decoder
 from voxelfield.fields.field import RadianceField
@@ -31,6 +32,11 @@ BOX = NdcBox(
     window=((-0.5, -0.4), (0.7, 0.3)),
     depth=0.25,
 )
+
+
+def in_world(local: Tensor | Sequence[Sequence[float]]) -> Tensor:
+    """World positions (M, 3) of points in the axes of the reference camera, float64."""
+    return POSE[:3, 3] + torch.as_tensor(local, dtype=torch.float64) @ POSE[:3, :3].T
 
 
 def in_reference(points: Tensor) -> Tensor:
@@ -61,14 +67,13 @@ def seen_points(count: int, deepest: float = 60.0) -> Tensor:
     slopes = low + (high - low) * (0.02 + 0.96 * torch.rand(count, 2, dtype=torch.float64))
     nearest, farthest = 1 / (1.01 * BOX.near), 1 / deepest
     depth = 1 / (nearest + (farthest - nearest) * torch.rand(count, dtype=torch.float64))
-    there = torch.cat((slopes * depth[:, None], -depth[:, None]), dim=-1)
-    return (POSE[:3, 3] + there @ POSE[:3, :3].T).float()
+    return in_world(torch.cat((slopes * depth[:, None], -depth[:, None]), dim=-1)).float()
 
 
 def make_rays(count: int, device="cpu") -> Rays:
     """Rays that end at points within the window, from beside the reference camera; far is infinite for half of them."""
     beside = 0.4 * torch.randn(count, 3, dtype=torch.float64) * torch.tensor([1.0, 1.0, 0.3])
-    origins = (POSE[:3, 3] + beside @ POSE[:3, :3].T).float()
+    origins = in_world(beside).float()
     directions = F.normalize(seen_points(count) - origins, dim=-1)
     near = torch.where(torch.rand(count) < 0.5, 0.0, 3 * torch.rand(count))
     far = torch.where(torch.rand(count) < 0.5, 1e5, 30 * torch.rand(count))
@@ -101,11 +106,8 @@ def test_mapping_back_gives_world_positions():
 
 
 def test_positions_that_are_not_covered_become_infinite():
-    behind, before, beside = (
-        POSE[:3, 3] + torch.tensor(at, dtype=torch.float64) @ POSE[:3, :3].T
-        for at in ((0.0, 0.0, 3.0), (0.0, 0.0, -1.4), (3.0, 0.0, -4.0))
-    )
-    warped, unit = BOX.from_world(torch.stack((behind, before, beside)).float())
+    behind_before_and_beside = in_world([(0.0, 0.0, 3.0), (0.0, 0.0, -1.4), (3.0, 0.0, -4.0)])
+    warped, unit = BOX.from_world(behind_before_and_beside.float())
     assert warped.isinf().all()
     assert unit.isfinite().all()
 
@@ -136,9 +138,8 @@ def test_rays_are_mapped_like_their_points():
 
 
 def test_rays_towards_the_cameras_and_across_are_mapped_too():
-    start = POSE[:3, 3] + torch.tensor([0.0, 0.0, -8.0], dtype=torch.float64) @ POSE[:3, :3].T
     local = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]], dtype=torch.float64)
-    origins, directions = start.float().expand(3, 3).contiguous(), (local @ POSE[:3, :3].T).float()
+    origins, directions = in_world([[0.0, 0.0, -8.0]] * 3).float(), (local @ POSE[:3, :3].T).float()
     near, far = torch.zeros(3), torch.full((3,), 100.0)
     mapped, along, _, length = BOX.map_rays(origins, directions, near, far)
     reach = BOX.warped_aabb[1][2]
@@ -148,11 +149,11 @@ def test_rays_towards_the_cameras_and_across_are_mapped_too():
 
 
 def test_rays_that_never_get_there_are_empty():
-    behind = (POSE[:3, 3] + torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64) @ POSE[:3, :3].T).float()
+    behind = in_world([[0.0, 0.0, 1.0]] * 4).float()
     local = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0], [0.0, 0.0, -1.0]], dtype=torch.float64)
     directions = (local @ POSE[:3, :3].T).float()
     near, far = torch.zeros(4), torch.tensor([1e5, 1e5, 2.4, 0.0])
-    mapped = BOX.map_rays(behind.expand(4, 3).contiguous(), directions, near, far)
+    mapped = BOX.map_rays(behind, directions, near, far)
     assert (mapped[3] == 0).all()
     assert all(part.isfinite().all() for part in mapped)
 
@@ -168,9 +169,7 @@ def test_one_kernel_keeps_what_the_general_path_keeps(device):
     fused, _ = visible_samples(field, rays, occupancy, settings)
     steps, _ = visible_samples(general(field), rays, occupancy, settings)
     assert len(fused.t) > 500
-    one, two = (
-        {(ray, round(t, 4)) for ray, t in zip(s.ray_index.tolist(), s.t.tolist(), strict=True)} for s in (fused, steps)
-    )
+    one, two = (set(placed(samples)) for samples in (fused, steps))
     assert len(one & two) > 0.98 * max(len(one), len(two))  # weights near the limit come and go with rounding
 
 
@@ -179,8 +178,7 @@ def test_samples_lie_on_their_rays_and_know_their_distances(device):
     _, occupancy = make_field(device)
     samples = march(rays, occupancy, 0.02, jitter=True, warp=BOX)
     assert len(samples.t) > 1000
-    distances = BOX.world_distances(samples, rays.origins, rays.directions)
-    points = rays.origins[samples.ray_index] + distances[:, None] * rays.directions[samples.ray_index]
+    points, distances = in_the_world(BOX, samples, rays)
     torch.testing.assert_close(BOX.from_world_near(points, samples.positions), samples.positions, atol=1e-5, rtol=0)
     rises = samples.ray_index[1:] == samples.ray_index[:-1]
     assert (distances.diff()[rises] > 0).all()
@@ -211,8 +209,7 @@ def test_the_world_sees_the_density_that_rays_see():
     field, occupancy = make_field(torch.device("cpu"))
     rays = make_rays(50)
     samples = march(rays, occupancy, 0.02, warp=BOX)
-    distances = BOX.world_distances(samples, rays.origins, rays.directions)
-    points = rays.origins[samples.ray_index] + distances[:, None] * rays.directions[samples.ray_index]
+    points, _ = in_the_world(BOX, samples, rays)
     local, rgb = field.sample(samples, rays.directions)
     density, color = field(points, rays.directions[samples.ray_index])
     near_border = field.density(points) == 0  # within rounding of the window's border

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from torch.nn import functional as F
-from warp_fields import field_over, general
+from warp_fields import field_over, general, in_the_world, placed
 
 from voxelfield import _library
 from voxelfield.fields.decoders import FusedMLPDecoder
@@ -167,16 +167,14 @@ def test_a_ray_from_the_face_of_the_smallest_box_goes_through_it(device):
 
 
 def test_limits_that_are_nan_leave_nothing(device):
-    rays = make_rays(CUBE, 50, device)
-    occupancy = OccupancyGrid((40, 12, 12), CUBE.warped_aabb).to(device)
+    rays, occupancy = make_rays(CUBE, 50, device), OccupancyGrid((40, 12, 12), CUBE.warped_aabb).to(device)
     nan = torch.full_like(rays.near, math.nan)
     for near, far in ((rays.near, nan), (nan, rays.far), (rays.near + 1, rays.near)):
         assert len(march(Rays(rays.origins, rays.directions, near, far), occupancy, 0.05, warp=CUBE).t) == 0
 
 
 def test_rays_that_do_not_fit_whole_are_dropped(device):
-    rays = make_rays(CUBE, 200, device)
-    occupancy = OccupancyGrid((40, 12, 12), CUBE.warped_aabb).to(device)
+    rays, occupancy = make_rays(CUBE, 200, device), OccupancyGrid((40, 12, 12), CUBE.warped_aabb).to(device)
     every = march(rays, occupancy, 0.05, warp=CUBE)
     room = int(every.ray_offsets[100]) + 1
     some = march(rays, occupancy, 0.05, capacity=room, warp=CUBE)
@@ -197,18 +195,11 @@ def test_one_kernel_keeps_what_the_general_path_keeps(device, boxes):
     fused, _ = visible_samples(field, rays, occupancy, settings)
     steps, _ = visible_samples(general(field), rays, occupancy, settings)
     assert len(fused.t) > 500
-    one, two = (
-        {
-            (ray, round(t, 4)): position
-            for ray, t, position in zip(s.ray_index.tolist(), s.t.tolist(), s.positions.tolist(), strict=True)
-        }
-        for s in (fused, steps)
-    )
+    one, two = (placed(samples) for samples in (fused, steps))
     shared = one.keys() & two.keys()
     assert len(shared) > 0.98 * max(len(one), len(two))  # weights near the limit come and go with rounding
-    torch.testing.assert_close(
-        torch.tensor([one[key] for key in shared]), torch.tensor([two[key] for key in shared]), atol=1e-4, rtol=1e-5
-    )
+    own, other = (torch.tensor([samples[key] for key in shared]) for samples in (one, two))
+    torch.testing.assert_close(own, other, atol=1e-4, rtol=1e-5)
 
 
 @boxes
@@ -238,8 +229,7 @@ def test_the_world_sees_the_density_that_rays_see(boxes):
     field, occupancy = field_over(boxes, CELLS, torch.device("cpu"))
     rays = make_rays(boxes, 50)
     samples = march(rays, occupancy, 0.05, warp=boxes)
-    distances = boxes.world_distances(samples, rays.origins, rays.directions)
-    points = rays.origins[samples.ray_index] + distances[:, None] * rays.directions[samples.ray_index]
+    points, _ = in_the_world(boxes, samples, rays)
     local, rgb = field.sample(samples, rays.directions)
     unit = boxes.from_world(points)[1]
     density, color = field(points, rays.directions[samples.ray_index])

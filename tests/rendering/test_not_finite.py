@@ -114,17 +114,8 @@ def test_an_image_shows_what_its_rays_show(device, value):
     features, density = pack_sh_grid(grid, 0, torch.float32)
     field = {"grid": features, "density": density, "aabb_grid": box, "degree": 0}
     background = torch.ones(3, device=device)
-    rgb, _, depth = render_grid_image(
-        cameras.c2w[0],
-        cameras.intrinsics[0],
-        SIZE,
-        SIZE,
-        **scene(device),
-        **field,
-        background=background,
-        step=STEP,
-        **SH,
-    )
+    camera = cameras.c2w[0], cameras.intrinsics[0], SIZE, SIZE
+    rgb, _, depth = render_grid_image(*camera, **scene(device), **field, background=background, step=STEP, **SH)
     rays = cameras.image_rays(0, box)
     expected = by_render_grid(grid, rays, device, 1e-4)
     assert expected.opacity.isnan().any()
@@ -153,18 +144,9 @@ def test_a_pyramid_shows_what_is_not_a_number(device):
     seen = march_visible(*walk, **scene(device), **field, **settings)
     assert torch.equal(seen.ray_offsets, sound.ray_offsets)  # none of them is dropped
     color = [torch.zeros(8, 17, device=device), torch.zeros(3, 8, device=device)]
-    rgb, opacity, depth = render_pyramid_image(
-        cameras.c2w[0],
-        cameras.intrinsics[0],
-        SIZE,
-        SIZE,
-        background=torch.ones(3, device=device),
-        **scene(device),
-        **field,
-        color_weights=color,
-        degree=0,
-        **settings,
-    )
+    camera = cameras.c2w[0], cameras.intrinsics[0], SIZE, SIZE
+    shown = {"background": torch.ones(3, device=device), "color_weights": color, "degree": 0}
+    rgb, opacity, depth = render_pyramid_image(*camera, **scene(device), **field, **shown, **settings)
     touched = rgb.isnan().all(dim=2)
     assert 0 < touched.sum() < SIZE * SIZE
     assert torch.equal(opacity.isnan(), touched)

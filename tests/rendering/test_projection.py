@@ -47,9 +47,8 @@ def cameras(request, device) -> Cameras:
 def test_a_ray_goes_back_through_its_pixel(cameras, device):
     for camera in range(COUNT):
         rays = cameras.image_rays(camera, BOX.to(device))
-        in_camera = (
-            (rays.directions * 3.7) @ cameras.c2w[camera, :3, :3] * torch.tensor([1.0, -1.0, -1.0], device=device)
-        )
+        flip = torch.tensor([1.0, -1.0, -1.0], device=device)
+        in_camera = (rays.directions * 3.7) @ cameras.c2w[camera, :3, :3] * flip
         row, column = torch.meshgrid(torch.arange(HEIGHT), torch.arange(WIDTH), indexing="ij")
         expected = torch.stack((column, row), dim=-1).view(-1, 2)
         assert torch.equal(pixels_of_rays(cameras, camera, in_camera).cpu(), expected)

@@ -77,25 +77,27 @@ def test_intersection_of_no_rays(device):
 
 def test_intersection_leaves_its_arguments_alone():
     origins, directions, aabb = torch.randn(4, 3), torch.randn(4, 3), AABB.clone()
-    copies = origins.clone(), directions.clone()
+    copies = origins.clone(), directions.clone(), AABB
     intersect_aabb(origins, directions, aabb)
-    assert torch.equal(origins, copies[0])
-    assert torch.equal(directions, copies[1])
-    assert torch.equal(aabb, AABB)
+    assert all(map(torch.equal, (origins, directions, aabb), copies))
 
 
-def test_intersection_refuses_wrong_arguments():
-    points = torch.zeros(4, 3)
-    with pytest.raises(ValueError, match=r"directions must have shape \(4, 3\), got \(3, 3\)"):
-        intersect_aabb(points, points[:3], AABB)
-    with pytest.raises(ValueError, match=r"aabb must have shape \(2, 3\), got \(6,\)"):
-        intersect_aabb(points, points, AABB.flatten())
-    with pytest.raises(TypeError, match=r"aabb must be float32, got float64"):
-        intersect_aabb(points, points, AABB.double())
-    with pytest.raises(TypeError, match=r"origins must be float32, got int64"):
-        intersect_aabb(points.long(), points, AABB)
-    with pytest.raises(TypeError, match=r"origins must be a torch.Tensor, got list"):
-        intersect_aabb([[0.0] * 3], points, AABB)
+POINTS = torch.zeros(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("origins", "directions", "aabb", "error", "message"),
+    [
+        (POINTS, POINTS[:3], AABB, ValueError, r"directions must have shape \(4, 3\), got \(3, 3\)"),
+        (POINTS, POINTS, AABB.flatten(), ValueError, r"aabb must have shape \(2, 3\), got \(6,\)"),
+        (POINTS, POINTS, AABB.double(), TypeError, r"aabb must be float32, got float64"),
+        (POINTS.long(), POINTS, AABB, TypeError, r"origins must be float32, got int64"),
+        ([[0.0] * 3], POINTS, AABB, TypeError, r"origins must be a torch.Tensor, got list"),
+    ],
+)
+def test_intersection_refuses_wrong_arguments(origins, directions, aabb, error, message):
+    with pytest.raises(error, match=message):
+        intersect_aabb(origins, directions, aabb)
 
 
 def test_rays_are_indexed_together(device):
@@ -126,12 +128,8 @@ def test_rays_move_together(device):
     ],
 )
 def test_rays_refuse_wrong_fields(name, value, error, message):
-    good = {
-        "origins": torch.zeros(5, 3),
-        "directions": torch.zeros(5, 3),
-        "near": torch.zeros(5),
-        "far": torch.zeros(5),
-    }
+    zeros = {"near": torch.zeros(5), "far": torch.zeros(5)}
+    good = {"origins": torch.zeros(5, 3), "directions": torch.zeros(5, 3), **zeros}
     Rays(**good)
     with pytest.raises(error, match=message):
         Rays(**{**good, name: value})
