@@ -9,12 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from build_testing import (
     NO_COMPILER,
-    TIMEOUT,
     USE,
     assert_nothing_was_built,
     compiler,
@@ -80,22 +80,8 @@ def test_the_first_use_compiles_says_so_and_the_next_process_reuses_it(installed
 def test_two_processes_that_start_together_compile_once(clone, kept_objects, tmp_path):
     tools = tmp_path / "tools"
     env = environment(clone, tmp_path / "cache", CXX=compiler(tools, reuse(kept_objects)))
-    pair = [
-        subprocess.Popen(
-            [sys.executable, "-c", USE],
-            cwd=tmp_path,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    outputs = [process.communicate(timeout=TIMEOUT) for process in pair]
-    done = [
-        subprocess.CompletedProcess(process.args, process.returncode, *output)
-        for process, output in zip(pair, outputs, strict=True)
-    ]
+    with ThreadPoolExecutor() as pool:
+        done = [*pool.map(lambda _: run_python("-c", USE, cwd=tmp_path, env=env), range(2))]
     assert loaded_from(done[0]) == loaded_from(done[1])
     assert times_compiled(tools, "library.cpp") == 1
     assert sum("compiling them once" in run.stderr for run in done) == 1

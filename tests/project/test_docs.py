@@ -74,14 +74,9 @@ def test_the_training_loop_on_several_gpus_runs_on_two_processes_as_on_one(tmp_p
         folder.mkdir()
         # What torchrun sets.
         shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
         running = [
-            warm_python.start(
-                str(path),
-                cwd=folder,
-                env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                merged=True,
-            )
-            for rank in range(processes)
+            warm_python.start(str(path), cwd=folder, env={**os.environ, **shared, **own}, merged=True) for own in ranks
         ]
         ended = [process.wait(120) for process in running]
         assert [done.returncode for done in ended] == [0] * processes, "".join(done.stdout for done in ended)
@@ -95,9 +90,8 @@ def test_the_training_loop_on_several_gpus_runs_on_two_processes_as_on_one(tmp_p
 def imports_of_pages() -> list[tuple[str, str, str]]:
     """Returns page, module and name of everything that a guide imports from voxelfield, but for the one about ops."""
     found = []
-    for page in sorted(
-        {*PAGES, *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))} - {"docs/extension.md"}
-    ):
+    pages = {*PAGES, *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))} - {"docs/extension.md"}
+    for page in sorted(pages):
         for block in BLOCK.finditer((ROOT / page).read_text(encoding="utf-8")):
             for node in ast.walk(ast.parse(block[1])):
                 if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "voxelfield":

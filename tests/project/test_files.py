@@ -8,15 +8,7 @@ from pathlib import Path
 import pytest
 
 from voxelfield import files
-from voxelfield.files import (
-    MARK,
-    atomic_path,
-    atomic_write,
-    is_replaceable,
-    open_regular,
-    read_regular,
-    remove_temporaries,
-)
+from voxelfield.files import MARK, atomic_path, atomic_write, is_replaceable, open_regular, read_regular
 
 
 def test_content_replaces_the_previous_file(tmp_path):
@@ -104,7 +96,6 @@ def test_data_is_on_disk_before_the_name_and_the_name_before_the_return(tmp_path
 
 def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
     kept = [".hidden", ".lock", "file.tmp", ".file.tmp", "notes.12345678.tmp.pt"]
-    names = []
     with atomic_path(tmp_path / "checkpoint.pt") as first, atomic_path(tmp_path / "bare") as second:
         names = [first.name, second.name]
         first.touch()
@@ -113,7 +104,7 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
         (tmp_path / name).touch()
     for path in (tmp_path / "checkpoint.pt", tmp_path / "bare"):
         path.unlink()
-    remove_temporaries(tmp_path)
+    files.remove_temporaries(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
@@ -159,10 +150,8 @@ def test_a_file_system_that_cannot_flush_is_written_to_all_the_same(tmp_path, mo
 @pytest.mark.skipif(os.name != "posix", reason="POSIX system calls")
 def test_a_disk_that_fails_to_flush_is_an_error(tmp_path, monkeypatch):
     fail_to_sync(monkeypatch, errno.EIO, folders=False)
-    with (
-        pytest.raises(OSError, match=r"Input/output error: .*file\.json"),
-        atomic_write(tmp_path / "file.json") as file,
-    ):
+    lost = pytest.raises(OSError, match=r"Input/output error: .*file\.json")
+    with lost, atomic_write(tmp_path / "file.json") as file:
         file.write(b"lost")
     assert list(tmp_path.iterdir()) == []
 
@@ -172,11 +161,9 @@ def test_any_name_that_the_file_system_takes_can_be_written(tmp_path, name):
     with atomic_write(tmp_path / name) as file:
         file.write(b"x")
     assert [path.name for path in tmp_path.iterdir()] == [name]
-    names = []
     with atomic_path(tmp_path / name) as temporary:
-        names.append(temporary.name)
         temporary.touch()
-        remove_temporaries(tmp_path)
+        files.remove_temporaries(tmp_path)
         assert not temporary.exists(), "a killed process would leave it"
         temporary.touch()
 

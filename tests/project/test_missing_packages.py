@@ -124,14 +124,9 @@ def summary(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folders = os.pathsep.join(map(str, (root, ROOT / "tests", ROOT)))
     environment = {**os.environ, "PYTHONPATH": folders, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "200"}
     command = ["-m", "pytest", "-p", "hiding", "-p", "no:cacheprovider", "-rsfE", "--continue-on-collection-errors"]
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=root,
-        env={**environment, "VOXELFIELD_REQUIRE_CUDA": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment["VOXELFIELD_REQUIRE_CUDA"] = "1"
+    options = {"cwd": root, "env": environment, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, *command], check=False, **options)
     assert done.returncode == 1, done.stdout + done.stderr
     return done.stdout.partition("short test summary info")[2].splitlines()
 
@@ -168,10 +163,7 @@ def test_a_program_that_lacks_a_package_ends_the_test_that_waits_for_it(monkeypa
 @pytest.mark.parametrize(
     ("complaints", "package"),
     [
-        (
-            'no-such-package must be installed for `voxelfield eval`: pip install "voxelfield[train]"\n',
-            "no-such-package",
-        ),
+        ('no-such must be installed for `voxelfield eval`: pip install "voxelfield[train]"\n', "no-such"),
         ("a warning\nno.such must be installed to write videos", "no.such"),
         ("[2026-11-28 16:47:01,552][train][ERROR] - no-such must be installed to record a run\n", "no-such"),
         ("16:47:01 error: no-such must be installed to record a run\n", "no-such"),

@@ -31,22 +31,16 @@ pytestmark = needs_posix
 
 def packed_sources(project: Path) -> set[str]:
     """Every file of the package as an install must hold it, binaries aside."""
-    package = {
-        path.relative_to(project).as_posix()
-        for path in (project / "voxelfield").rglob("*")
-        if path.suffix in {".py", ".json", ".typed", ".html", ".css", ".js", ".glsl", ".md"}
-    }
-    sources = {
-        f"voxelfield/{path.relative_to(project).as_posix()}"
-        for path in (project / "extension").rglob("*")
-        if path.is_file()
-    }
-    configs = {f"voxelfield/{path.relative_to(project).as_posix()}" for path in (project / "configs").rglob("*.yaml")}
-    scenes = {
-        f"voxelfield/scenes/{path.relative_to(project / 'data').as_posix()}"
-        for path in (project / "data" / "bricks").rglob("*")
-        if path.is_file()
-    }
+
+    def files(folder: str, pattern: str = "*") -> set[str]:
+        found = (project / folder).rglob(pattern)
+        return {path.relative_to(project).as_posix() for path in found if path.is_file()}
+
+    endings = (".py", ".json", ".typed", ".html", ".css", ".js", ".glsl", ".md")
+    package = {name for name in files("voxelfield") if name.endswith(endings)}
+    sources = {f"voxelfield/{name}" for name in files("extension")}
+    configs = {f"voxelfield/{name}" for name in files("configs", "*.yaml")}
+    scenes = {f"voxelfield/scenes/{name.removeprefix('data/')}" for name in files("data/bricks")}
     assert {"voxelfield/py.typed", "voxelfield/datasets/manifests/lego.json"} <= package
     assert "voxelfield/configs/trainer/default.yaml" in configs
     assert "voxelfield/scenes/bricks/train/r_0.png" in scenes
@@ -71,7 +65,7 @@ def isolated(tmp_path):
 
 
 def test_a_wheel_built_in_isolation_holds_the_sources_and_no_binary(project, isolated, tmp_path):
-    code = f"from setuptools import build_meta; print('wheel', build_meta.build_wheel({str(tmp_path)!r}))"
+    code = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
     done = succeeded(run_python("-S", "-c", code, cwd=project, env=isolated))
     assert "torch is not importable in this build" in done.stderr
     assert "on first use" in done.stderr
