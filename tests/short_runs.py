@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from warm_python import Running, WarmPython, warm_python
@@ -47,6 +48,15 @@ def finish(running: Running) -> tuple[int, str, str]:
     done = running.wait()
     assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
     return done.returncode, done.stdout, done.stderr
+
+
+def wait_for_checkpoint(running: Running, directory: Path, within: float = 300) -> None:
+    """Waits until there is a checkpoint in a run directory; the run must not end before."""
+    deadline = time.monotonic() + within
+    while not list(directory.glob("checkpoint_*.pt")):
+        assert running.poll() is None, finish(running)
+        assert time.monotonic() < deadline, "no checkpoint"
+        time.sleep(0.02)
 
 
 def run(*overrides: str) -> tuple[int, str]:

@@ -425,57 +425,51 @@ def test_a_wheel_serves_every_torch_without_its_sources(wheel, machine):
     assert _library._find("_C_cuda")[0] == module
 
 
-@pytest.mark.parametrize(
-    ("half", "stamp", "gpu", "driver", "reason"),
-    [
-        ("cuda", None, (9, 0), (13, 0), "the wheel in {0} has no _C_cuda: install voxelfield from its sources, which"),
-        (
-            "cuda",
-            {"cuda": 13, "sm": "90"},
-            (9, 0),
-            (12, 8),
-            "{0}/_C_cuda.abi3.so needs a driver for CUDA 13 (version 580 or later), but this machine's driver serves "
-            "CUDA 12.8 at most: update the driver",
-        ),
-        (
-            "cuda",
-            {"cuda": 13, "sm": "90"},
-            (9, 0),
-            (0, 0),
-            "{0}/_C_cuda.abi3.so needs a driver for CUDA 13 (version 580 or later), but this machine has none: update",
-        ),
-        (
-            "cuda",
-            {"cuda": 13, "sm": "75,86", "ptx": "90"},
-            (6, 1),
-            (13, 0),
-            "{0}/_C_cuda.abi3.so was compiled for compute capability 7.5, 8.6 and PTX of 9.0, but a GPU here has "
-            "compute capability 6.1: use tensors on the CPU",
-        ),
-        (
-            "cuda",
-            {"cuda": 13, "sm": "90", "variant": "VOXELFIELD_X"},
-            (9, 0),
-            (13, 0),
-            "{0}/_C_cuda.abi3.so was compiled with VOXELFIELD_X, but NVCC_APPEND_FLAGS asks for none: change that",
-        ),
-        ("cpu", None, (9, 0), (13, 0), "the wheel in {0} has no _C: install voxelfield from its sources, which"),
-    ],
-)
-def test_a_wheel_that_does_not_fit_says_so_in_one_line_and_compiles_nothing(
-    wheel, machine, monkeypatch, half, stamp, gpu, driver, reason
-):
-    machine(gpu)
-    monkeypatch.setattr(architectures, "driver_cuda", lambda: driver)
-    if half == "cpu":
-        monkeypatch.setattr(_library, "_loaded", {})
-    if stamp is not None:
-        forge(wheel / "_C_cuda.abi3.so", "0123ab", **stamp)
+def refusal(half: str) -> str:
+    """Returns the line with which loading is refused, the second time too."""
+    told = []
     for _ in range(2):
         with pytest.raises(KernelsUnavailableError) as caught:
             _library.ensure_loaded(half)
-        assert str(caught.value).startswith(reason.format(wheel))
-        assert len(str(caught.value).splitlines()) == 1
+        told.append(str(caught.value))
+    assert told[0] == told[1]
+    assert len(told[0].splitlines()) == 1
+    return told[0]
+
+
+@pytest.mark.parametrize(("half", "module"), [("cuda", "_C_cuda"), ("cpu", "_C")])
+def test_a_wheel_without_a_half_says_so_in_one_line_and_compiles_nothing(wheel, machine, monkeypatch, half, module):
+    machine((9, 0))
+    if half == "cpu":
+        monkeypatch.setattr(_library, "_loaded", {})
+    expected = f"the wheel in {wheel} has no {module}: install voxelfield from its sources, which"
+    assert refusal(half).startswith(expected)
+
+
+OLD_DRIVER = "needs a driver for CUDA 13 (version 580 or later), but this machine"
+OLD_GPU = "was compiled for compute capability 7.5, 8.6 and PTX of 9.0, but a GPU here has compute capability 6.1"
+
+
+@pytest.mark.parametrize(
+    ("stamp", "gpu", "driver", "reason"),
+    [
+        ({"sm": "90"}, (9, 0), (12, 8), f"{OLD_DRIVER}'s driver serves CUDA 12.8 at most: update the driver"),
+        ({"sm": "90"}, (9, 0), (0, 0), f"{OLD_DRIVER} has none: update"),
+        ({"sm": "75,86", "ptx": "90"}, (6, 1), (13, 0), f"{OLD_GPU}: use tensors on the CPU"),
+        (
+            {"sm": "90", "variant": "VOXELFIELD_X"},
+            *((9, 0), (13, 0)),
+            "was compiled with VOXELFIELD_X, but NVCC_APPEND_FLAGS asks for none: change that",
+        ),
+    ],
+)
+def test_a_wheel_that_does_not_fit_says_so_in_one_line_and_compiles_nothing(
+    wheel, machine, monkeypatch, stamp, gpu, driver, reason
+):
+    machine(gpu)
+    monkeypatch.setattr(architectures, "driver_cuda", lambda: driver)
+    module = forge(wheel / "_C_cuda.abi3.so", "0123ab", cuda=13, **stamp)
+    assert refusal("cuda").startswith(f"{module} {reason}")
 
 
 def test_a_damaged_module_of_a_wheel_asks_for_another_installation(wheel, monkeypatch):

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from short_runs import finish, start
+from short_runs import finish, start, wait_for_checkpoint
 
 from voxelfield.trained.checkpoint_file import checkpoint_path, load_checkpoint
 
@@ -27,6 +27,14 @@ def stall(*_, **__):
 {owner}.{name} = stall
 sys.exit(main(sys.argv[1:]))
 """
+
+# What is patched, and the message with which that ends.
+LOADING = ("run_training", "load_configured_scene", "stopped before training began")
+EVALUATING = (
+    "TrainedModel",
+    "evaluate",
+    "stopped while evaluating; continue with: voxelfield train resume={checkpoint}",
+)
 
 # Runs train.py where no file may be larger.
 LIMITED = """
@@ -48,11 +56,7 @@ def test_one_command_is_requeued_until_its_run_is_finished(tmp_path):
     directory = tmp_path / "run"
     unchanged = ("resume=auto", f"hydra.run.dir={directory}")
     first = start(*unchanged, "trainer.steps=1000000")
-    deadline = time.monotonic() + 60
-    while not directory.is_dir() or not list(directory.glob("checkpoint_*.pt")):
-        assert first.poll() is None, finish(first)
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for_checkpoint(first, directory, within=60)
 
     # Meanwhile no other process may use the directory, or resume from it.
     settings = (directory / ".hydra" / "config.yaml").read_text()
@@ -105,17 +109,9 @@ def test_one_command_is_requeued_until_its_run_is_finished(tmp_path):
 @pytest.mark.parametrize(
     ("number", "owner", "name", "message"),
     [
-        pytest.param(
-            *("SIGHUP", "run_training", "load_configured_scene", "stopped before training began"),
-            marks=pytest.mark.slow,
-        ),
-        ("SIGINT", "run_training", "load_configured_scene", "stopped before training began"),
-        (
-            "SIGTERM",
-            "TrainedModel",
-            "evaluate",
-            "stopped while evaluating; continue with: voxelfield train resume={checkpoint}",
-        ),
+        pytest.param("SIGHUP", *LOADING, marks=pytest.mark.slow),
+        ("SIGINT", *LOADING),
+        ("SIGTERM", *EVALUATING),
     ],
 )
 def test_a_signal_ends_loading_and_evaluating_at_once_with_a_message(tmp_path, number, owner, name, message):
@@ -138,9 +134,7 @@ def test_a_rerun_in_an_occupied_directory_warns(tmp_path):
 
 
 def test_a_disk_that_is_full_for_large_files_loses_these_and_nothing_else(tmp_path):
-    limit = 30_000
-
-    program = LIMITED.format(limit=limit)
+    program = LIMITED.format(limit=30_000)
     code, output, complaints = finish(start(f"hydra.run.dir={tmp_path}", program=("-c", program)))
     assert code == 1
     assert "checkpoint_0000010.pt could not be written: File too large; training continues" in output

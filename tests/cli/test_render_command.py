@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import short_runs
 import torch
 from PIL import Image
 
@@ -32,14 +33,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 TINY = (
-    "trainer=smoke",
-    "trainer.steps=60",
-    "trainer.image_size=25",
-    "trainer.visible_samples=8192",
-    "trainer.stages=[{step: 0, resolution: 16}]",
-    "trainer.occupancy.resolution=16",
-    "trainer.log_every=60",
-    "logger=none",
+    *short_runs.TINY,
+    *("trainer.steps=60", "trainer.log_every=60", "trainer.visible_samples=8192", "logger=none"),
+    *("trainer.stages=[{step: 0, resolution: 16}]", "trainer.occupancy.resolution=16"),
 )
 
 
@@ -51,7 +47,7 @@ def scene() -> Scene:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the small scene in tests/fixtures, of a few steps."""
     folder = tmp_path_factory.mktemp("render") / "run"
-    settings = preset("scene=lego", "model=dense", *TINY, device="cpu")
+    settings = preset(*TINY, device="cpu")
     Session(scene(), settings, output=folder).fit()
     return folder
 
@@ -123,7 +119,7 @@ def test_frames_of_a_run_that_was_trained_again_are_not_kept(run, tmp_path, capl
     assert render(tmp_path / "run", *common) == 0
     assert render(tmp_path / "run", *common) == 0
     before = (out / "0000.png").read_bytes()
-    settings = preset("scene=lego", "model=dense", *TINY, "seed=1", device="cpu")
+    settings = preset(*TINY, "seed=1", device="cpu")
     Session(scene(), settings, output=tmp_path / "run").fit()
     assert render(tmp_path / "run", *common) == 2
     assert caplog.messages[-1] == f"{out} contains frames of another run, path or size; see its frames.json"

@@ -6,16 +6,15 @@ import json
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from place_capture import write_capture
 from process_groups import TRAIN, Group
-from short_runs import ROOT, finish
+from short_runs import ROOT, finish, wait_for_checkpoint
 from sky_scene import write_photographs
-from warm_python import Running, WarmPython, warm_python
+from warm_python import WarmPython, warm_python
 
 from voxelfield.config import parse
 from voxelfield.settings import RunConfig
@@ -54,14 +53,6 @@ def captures(tmp_path_factory):
     write_capture(folder / "room")
     write_photographs(folder / "sky", image_size=24, views=33)
     return {"room": folder / "room", "sky": folder / "sky"}
-
-
-def wait_for_checkpoint(process: Running, directory: Path) -> None:
-    deadline = time.monotonic() + 300
-    while not list(directory.glob("checkpoint_*.pt")):
-        assert process.poll() is None, finish(process)
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def stopped_at(output: str) -> tuple[int, str]:

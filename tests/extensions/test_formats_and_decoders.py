@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from installed_package import install
+from short_runs import TINY
 from warm_python import warm_python
 
 import voxelfield
@@ -103,17 +104,6 @@ class TimedConfig(ModelConfig):
         return RadianceField(grid, TimedDecoder()).to(device)
 """
 
-QUICK = (
-    "trainer=smoke",
-    "trainer.steps=30",
-    "trainer.image_size=25",
-    "trainer.stages=[{step: 0, resolution: 12}]",
-    "trainer.occupancy.resolution=12",
-    "trainer.preview_every=0",
-    "trainer.evaluation.views=1",
-    "trainer.evaluation.video_frames=0",
-    "trainer.evaluation.report=false",
-)
 GONE = "there_is_no_such_module:FORMAT"
 LEFT_OUT = (
     ("mesh", "mesh is taken"),
@@ -153,7 +143,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(package: Path, scene: Path) -> Path:
     """A run on the command line of the package's scene and model."""
     folder = scene.parent / "run"
-    done = command(package, "train", f"scene={scene}", "model=timed", *QUICK, "device=cpu", f"hydra.run.dir={folder}")
+    own = (f"scene={scene}", "model=timed", "device=cpu", f"hydra.run.dir={folder}")
+    done = command(package, "train", *TINY, *own)
     assert done.returncode == 0, done.stderr[-3000:]
     assert left_out(done, "voxelfield.datasets")
     assert "model=gone is not available, because its model cannot be used" in done.stderr

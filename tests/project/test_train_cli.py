@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from composed_run import settings_of_run
 from omegaconf import OmegaConf
 from PIL import Image
 from quick_presets import preset
+from short_runs import finish, wait_for_checkpoint
 from warm_python import warm_python
 
 import voxelfield
@@ -62,12 +62,6 @@ TINY = (
 )
 
 
-def environment(gpu: bool = False) -> dict[str, str]:
-    # One thread each: these runs are too small for more. Without GPUs unless asked, so that machines agree.
-    hidden = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **hidden}
-
-
 def command(*overrides: str) -> list[str]:
     # The last override of a key wins; flags must not come between overrides.
     flags = [override for override in overrides if override.startswith("-")]
@@ -80,7 +74,8 @@ def train(*overrides: str, gpu: bool = False, status: int = 0) -> str:
         done = warm_python.run(*command(*overrides)[1:], merged=True)
     else:
         merged = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        done = subprocess.run(command(*overrides), cwd=ROOT, env=environment(gpu), timeout=300, check=False, **merged)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # these runs are too small for more
+        done = subprocess.run(command(*overrides), cwd=ROOT, env=environment, timeout=300, check=False, **merged)
     assert done.returncode == status, done.stdout
     return done.stdout
 
@@ -337,34 +332,16 @@ def test_a_finished_run_is_resumed_with_more_steps(finished, tmp_path):
 # ------------------------------------------------------------------------------------------------------- stopping
 
 
-def wait_for_checkpoint(process: subprocess.Popen, directory: Path) -> None:
-    deadline = time.monotonic() + 120
-    while not list(directory.glob("checkpoint_*.pt")):
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, "no checkpoint within two minutes"
-        time.sleep(0.05)
-
-
 @pytest.mark.slow
 def test_ctrl_c_stops_cleanly_and_the_run_can_go_on(tmp_path):
     directory = tmp_path / "first"
     options = ("trainer.evaluation.save_images=false", "trainer.preview_every=0", "logger=none")
-    process = subprocess.Popen(
-        command("trainer.steps=1000000", "trainer.checkpoint_every=50", *options, f"hydra.run.dir={directory}"),
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        wait_for_checkpoint(process, directory)
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130, output
-    assert "Traceback" not in output
+    endless = command("trainer.steps=1000000", "trainer.checkpoint_every=50", *options, f"hydra.run.dir={directory}")
+    running = warm_python.start(*endless[1:], merged=True)
+    wait_for_checkpoint(running, directory)
+    running.send_signal(signal.SIGINT)
+    status, output, _ = finish(running)
+    assert status == 130, output
     stopped = re.search(r"stopped after step (\d+); continue with: voxelfield train resume=(\S+)", output)
     assert stopped, output
     step, advice = int(stopped[1]), stopped[2]

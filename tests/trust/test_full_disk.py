@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from safetensors.numpy import load_file
-from short_runs import finish, run, start
+from short_runs import finish, run, start, wait_for_checkpoint
 from test_kills import tensors
 from warm_python import warm_python
 
@@ -215,8 +215,7 @@ def test_a_disk_that_is_full_at_every_write_breaks_nothing(tmp_path, whole, caps
 def test_a_directory_that_becomes_read_only_keeps_what_it_has(tmp_path):
     directory = tmp_path / "run"
     running = start(*COMMAND, "trainer.steps=1000000", f"hydra.run.dir={directory}", merged=True)
-    while not list(directory.glob("checkpoint_*.pt")):
-        assert running.poll() is None, finish(running)
+    wait_for_checkpoint(running, directory)
     # What is open already, as the log is, would keep the file system itself from becoming read-only.
     mounted = subprocess.run(["mount", "--bind", str(directory), str(directory)], capture_output=True, check=False)
     try:

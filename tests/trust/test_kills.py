@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from process_groups import Group
-from short_runs import finish, start
+from short_runs import finish, start, wait_for_checkpoint
 from warm_python import Running, WarmPython, warm_python
 
 from voxelfield.trained.checkpoint_file import load_checkpoint
@@ -177,14 +177,12 @@ def test_a_run_whose_directory_goes_away_creates_it_again(tmp_path, how):
     directory = tmp_path / "run"
     command = ("trainer.steps=1000000", "trainer.checkpoint_every=10", directory_of(directory))
     running = start(*command, merged=True)
-    while not list(directory.glob("checkpoint_*.pt")):
-        assert running.poll() is None, finish(running)
+    wait_for_checkpoint(running, directory)
     if how == "moved":
         directory.rename(tmp_path / "elsewhere")
     else:
         shutil.rmtree(directory)
-    while not list(directory.glob("checkpoint_*.pt")):
-        assert running.poll() is None, finish(running)
+    wait_for_checkpoint(running, directory)
     running.send_signal(signal.SIGTERM)
     status, text, _ = finish(running)
     assert status == 130, text
