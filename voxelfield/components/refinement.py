@@ -119,15 +119,13 @@ class RefinementSettings(ComponentSettings):
     occupancy_from: BelowOne = key("camera.occupancy_from", 0.05)
 
     def check(self, config: Any, prefix: str = "") -> None:
-        """Raises ValueError if settings contradict each other, or the field has no gradients of positions."""
+        """Raises ValueError if settings contradict each other."""
         name, starts = f"{prefix}camera", [*(stage.start for stage in self.stages), self.finest_from]
         if self.stages and (starts[0] != 0 or any(later <= earlier for earlier, later in pairwise(starts))):
             raise ValueError(f"{name}.stages must start at 0 and rise to {name}.finest_from, got {starts}")
         resolutions = [stage.resolution for stage in self.stages]
         if resolutions != sorted(resolutions):
             raise ValueError(f"{name}.stages must not become coarser, got resolutions {resolutions}")
-        if self.is_on:
-            config.model.check_camera_refinement(max(config.trainer.resolutions), f"{prefix}model")
 
     def adapt(self, trainer: Any) -> Any:
         """Returns the trainer's settings with the stages and the start of occupancy updates that refinement needs."""
