@@ -55,7 +55,8 @@ def test_poses_of_a_network_are_read_as_the_guide_says_and_adjusted(tmp_path, mo
     truth = voxelfield.load_scene("bricks", image_size=SIDE).train.cameras[list(range(COUNT))]
     fitted = []
     for camera in (["camera=none"], ["camera=adjust", "camera.pose_lr=1e-3"]):
-        session = fitted(voxelfield.Session(scene, preset(*SETTINGS, *camera, device="cpu", name="train")))
+        session = voxelfield.Session(scene, preset(*SETTINGS, *camera, device="cpu", name="train"))
+        assert session.fit()
         fitted.append(session.evaluate("train", views=6).psnr)
     assert fitted[1] > fitted[0] + 2
     before, after = (
