@@ -104,10 +104,10 @@ struct LoadVertex {
   VOXELFIELD_HOST_DEVICE float operator()(int32_t at) const { return data[at]; }
 };
 
-template <typename Job>
-bool takes_points_at_once(const Job& job) {
+template <typename T, int kDims, int K>
+bool takes_points_at_once(const SeparableJob<T, kDims, K>& job) {
   return job.locator.stride[0] * job.locator.resolution[0] < 0x7fffffff &&
-         (job.channel_stride > 1 || job.channels <= kMaxPointwiseChannels);
+         (job.channel_stride > 1 || job.channels <= (kDims < 3 ? 4 : kMaxPointwiseChannels));
 }
 
 // Stores the values at points, or with kGradient the derivatives with respect to the points of their products with
