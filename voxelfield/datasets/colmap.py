@@ -6,12 +6,11 @@ text, with or without rigs. Poses have OpenCV axes (y down, looking along z).
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import mmap
-import os
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -253,78 +252,93 @@ def check_binary_model(folder: Path) -> None:
 
     pycolmap trusts these numbers: with a damaged file it reads past the end for hours, or until memory is exhausted.
     """
-    for name, skip_entry in _ENTRIES.items():
+    for name in ("cameras", "images", "points3D", "rigs", "frames"):
         path = folder / f"{name}.bin"
         if not path.is_file():
             continue  # models without rigs have fewer files
-        if path.stat().st_size == 0:
-            raise ValueError(f"{path}: must begin with a number of {name}, got an empty file")
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            count = 0
-            try:
-                count = _number(data, 8)
-                for _ in range(count):
-                    skip_entry(data)
-            except KeyError as error:
-                raise ValueError(f"{path}: the model of a camera must be one that COLMAP knows, got {error}") from error
-            except (ValueError, OverflowError) as error:
-                found = f"a truncated file of {len(data)} bytes that declares {count} entries"
-                raise ValueError(f"{path}: must be complete, got {found}") from error
+        with path.open("rb") as file:
+            if path.stat().st_size == 0:
+                raise ValueError(f"{path}: must begin with a number of {name}, got an empty file")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                walk = _Walk(path, data)
+                if name == "cameras":
+                    _walk_cameras(walk)
+                elif name == "rigs":
+                    _walk_rigs(walk)
+                else:
+                    walk.lists(*_LISTS[name])
 
 
-def _number(data: mmap.mmap, size: int) -> int:
-    """Reads a whole number of so many bytes."""
-    read = data.read(size)
-    if len(read) < size:
-        raise ValueError("the file ends")
-    return int.from_bytes(read, "little")
+# Of an entry in the other files: its bytes before its list of items, whether a name is among them, the format of the
+# number of items, and the bytes of an item.
+_LISTS = {
+    "images": (4 + _POSE + 4, True, "Q", 24),
+    "points3D": (8 + 24 + 3 + 8, False, "Q", 8),
+    "frames": (8 + _POSE, False, "I", _SENSOR + 8),
+}
 
 
-def _skip(data: mmap.mmap, size: int) -> None:
-    """Skips a number of bytes; raises ValueError or OverflowError beyond the end of the file."""
-    data.seek(size, os.SEEK_CUR)
+class _Walk:
+    """Walks through a file; raises ValueError if it ends too early."""
+
+    def __init__(self, path: Path, data: Any) -> None:
+        self.path, self._data, self._at = path, data, 0
+
+    def skip(self, size: int) -> None:
+        """Skips a number of bytes."""
+        if size > len(self._data) - self._at:
+            raise ValueError(f"{self.path}: must be complete, got a truncated file")
+        self._at += size
+
+    def number(self, form: str) -> int:
+        """Reads a whole number of a format of :mod:`struct`."""
+        start = self._at
+        self.skip(struct.calcsize(f"<{form}"))
+        return int(struct.unpack_from(f"<{form}", self._data, start)[0])
+
+    def count(self, form: str, least: int) -> int:
+        """Reads the number of entries that follow, each of at least ``least`` bytes."""
+        count = self.number(form)
+        if count * least > len(self._data) - self._at:
+            found = len(self._data)
+            raise ValueError(f"{self.path}: must hold {count} entries, as it declares, got a file of {found} bytes")
+        return count
+
+    def lists(self, head: int, named: bool, form: str, item: int) -> None:
+        """Skips entries that end with lists; the arguments are as in ``_LISTS``."""
+        for _ in range(self.count("Q", head + named + struct.calcsize(form))):
+            self.skip(head)
+            if named:
+                end = self._data.find(b"\0", self._at)
+                self.skip((end if end >= 0 else len(self._data)) + 1 - self._at)
+            self.skip(item * self.count(form, item))
 
 
-def _skip_camera(data: mmap.mmap) -> None:
-    """Skips a camera; raises KeyError, with its number, for a model that COLMAP does not know."""
-    _skip(data, 4)
-    _skip(data, 16 + 8 * _count_parameters(_number(data, 4)))
-
-
-@functools.cache
-def _count_parameters(model: int) -> int:
+def _walk_cameras(walk: _Walk) -> None:
     import pycolmap
 
     models = pycolmap.CameraModelId.__members__
-    known = {int(each): each for name, each in models.items() if name != "INVALID"}
-    return len(pycolmap.Camera.create_from_model_id(0, known[model], 1.0, 2, 2).params)
+    known = {int(model): model for name, model in models.items() if name != "INVALID"}
+    sizes: dict[int, int] = {}
+    for _ in range(walk.count("Q", 24)):
+        walk.skip(4)
+        model = walk.number("i")
+        if model not in known:
+            raise ValueError(f"{walk.path}: the model of a camera must be one that COLMAP knows, got {model}")
+        if model not in sizes:
+            sizes[model] = 8 * len(pycolmap.Camera.create_from_model_id(0, known[model], 1.0, 2, 2).params)
+        walk.skip(16 + sizes[model])
 
 
-def _skip_rig(data: mmap.mmap) -> None:
-    _skip(data, 4)
-    for sensor in range(_number(data, 4)):
-        _skip(data, _SENSOR)
-        # Sensors but the first, to which the others refer, may have a pose.
-        _skip(data, _POSE if sensor > 0 and _number(data, 1) else 0)
-
-
-def _skip_list(data: mmap.mmap, head: int, named: bool, length: int, item: int) -> None:
-    """Skips an entry: bytes before a list, a name if it has one, the list's length, of so many bytes, and its items."""
-    _skip(data, head)
-    if named:
-        end = data.find(b"\0", data.tell())
-        data.seek(end + 1 if end >= 0 else len(data) + 1)
-    _skip(data, item * _number(data, length))
-
-
-# How an entry of each file is skipped.
-_ENTRIES: dict[str, Callable[[mmap.mmap], None]] = {
-    "cameras": _skip_camera,
-    "images": functools.partial(_skip_list, head=4 + _POSE + 4, named=True, length=8, item=24),
-    "points3D": functools.partial(_skip_list, head=8 + 24 + 3 + 8, named=False, length=8, item=8),
-    "rigs": _skip_rig,
-    "frames": functools.partial(_skip_list, head=8 + _POSE, named=False, length=4, item=_SENSOR + 8),
-}
+def _walk_rigs(walk: _Walk) -> None:
+    for _ in range(walk.count("Q", 8)):
+        walk.skip(4)
+        sensors = walk.count("I", _SENSOR)
+        if sensors > 0:
+            walk.skip(_SENSOR)
+        for _ in range(sensors - 1):
+            walk.skip(_SENSOR)
+            walk.skip(_POSE if walk.number("B") else 0)
 
 
 FORMAT = Format("COLMAP", "sparse/0/images.bin", is_colmap, load_colmap, order=30, has_models=True)
