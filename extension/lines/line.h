@@ -175,7 +175,8 @@ class Line {
     }
   }
 
-  // As walk, for a grid of one vertex along z, without the branches between axes, which rays take in no order. Calls
+  // As walk, for a grid of one vertex along z and at most 2^24 along the others, without branches that depend on which
+  // axis the line crosses next, because a processor cannot predict them. Calls
   // add(distance, u, v, uv) in each cell with the length of the line in it, and the integrals of the point's
   // coordinates in the cell along x and y and of their product, in which the line is a polynomial of degree 2.
   template <typename Add>

@@ -9,9 +9,11 @@ namespace {
 
 constexpr int64_t kSlabs = 32, kMinPlanes = 16, kParts = 8;
 
+// Whether rays cross an image whose vertices float32 can count.
 template <typename T>
 bool is_image(const RayBundle<T>& rays) {
-  return rays.resolution[2] == 1 && rays.channels == 1 && rays.labels == nullptr;
+  return rays.resolution[2] == 1 && std::max(rays.resolution[0], rays.resolution[1]) <= 1 << 24 && rays.channels == 1 &&
+         rays.labels == nullptr;
 }
 
 template <typename T>
@@ -23,8 +25,8 @@ VOXELFIELD_MULTIVERSION void integrate_image(const RayBundle<T>& rays, const T* 
     T sum = T(0);
     line.walk_plane([&](T distance, T u, T v, T uv) {
       const T *const low = data + line.cell.origin, *const high = low + line.cell.step[0];
-      const T along = low[line.cell.step[1]] - low[0];
-      sum += distance * low[0] + u * (high[0] - low[0]) + v * along + uv * (high[line.cell.step[1]] - high[0] - along);
+      sum += (distance - u - v + uv) * low[0] + (v - uv) * low[line.cell.step[1]] + (u - uv) * high[0] +
+             uv * high[line.cell.step[1]];
     });
     out[ray] = sum;
   }
@@ -105,8 +107,8 @@ struct Cpu : CpuBackend {
     const int64_t size = rays.resolution[0];
     const int64_t planes = std::max(kMinPlanes, (size + kSlabs - 1) / kSlabs), slabs = (size + planes - 1) / planes;
     const int64_t grids = rays.rays_per_grid > 0 ? rays.count / rays.rays_per_grid : 1;
-    if (is_image(rays)) {
-      const int64_t total = grids * rays.vertices();
+    const int64_t total = grids * rays.vertices(), steps = rays.count * (size + rays.resolution[1]);
+    if (is_image(rays) && kParts * total <= steps) {
       std::vector<T> parts(kParts * total);
       for_each_task(kParts, [&](int64_t part, int64_t /*thread*/) {
         const int64_t begin = rays.count * part / kParts, end = rays.count * (part + 1) / kParts;

@@ -92,7 +92,7 @@ bool is_touched(const float* grad, int64_t vertex, int64_t channels) {
   return std::any_of(values, values + channels, [](float x) { return x != 0.0f; });
 }
 
-// Tells whether all values are zeros, of either sign, many at a time: most vertices of a grid have no gradient.
+// Tells whether all values are zeros, of either sign. It is for blocks of vertices, most of which have no gradient.
 VOXELFIELD_MULTIVERSION bool are_zeros(const float* values, int64_t count) {
   uint32_t others = 0;
   VOXELFIELD_VECTORIZE_SUM(others)

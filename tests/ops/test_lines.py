@@ -158,6 +158,34 @@ def test_second_derivatives(device, monkeypatch, case):
     assert torch.autograd.gradgradcheck(function, leaves, nondet_tol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("direction", "limits"),
+    [((1, 6e-17, 0), ()), ((1, 1e-14, 0.1), ()), ((0, 0, 0), (0, 1)), ((math.nan, 0, 1), (0, 1))],
+)
+def test_second_derivatives_of_special_rays_are_finite(device, direction, limits):
+    origins = torch.tensor([[-1.0, 0.3, 0.4], [0.5, 0.3, 0.4], [math.nan, 0.3, 0.4]], device=device)
+    directions = torch.tensor(direction, device=device).float().repeat(3, 1)
+    rays = [origins.requires_grad_(), directions.requires_grad_()]
+    grid = torch.rand(4, 5, 6, 2, device=device, requires_grad=True)
+    first = torch.autograd.grad(ops.integrate_rays(grid, *rays, *limits).sum(), rays, create_graph=True)
+    second = torch.autograd.grad(sum(x.square().sum() for x in first), [grid, *rays])
+    assert all(x.isfinite().all() for x in second)
+
+
+def test_second_derivatives_of_no_grids(device):
+    grid = torch.rand(0, 4, 4, 4, 2, device=device, requires_grad=True)
+    rays = [torch.rand(0, 3, 3, device=device, requires_grad=True) for _ in range(2)]
+    first = torch.autograd.grad(ops.integrate_rays(grid, *rays).sum(), rays, create_graph=True)
+    second = torch.autograd.grad(sum(x.sum() for x in first), [grid, *rays])
+    assert [x.shape for x in second] == [x.shape for x in (grid, *rays)]
+
+
+def test_an_image_of_more_vertices_than_float32_counts(device):
+    grid = torch.ones((1 << 24) + 9, 1, 1, 1, device=device)
+    rays = torch.tensor([[-0.5, 0.5, 0.5]], device=device), torch.tensor([[1.0, 0, 0]], device=device)
+    torch.testing.assert_close(ops.integrate_rays(grid, *rays), grid.new_ones(1, 1), rtol=1e-3, atol=0)
+
+
 def test_third_derivatives_in_rays_are_refused(device):
     rays = [x.requires_grad_() for x in rays_of(6, device, torch.float64)]
     integrals = ops.integrate_rays(torch.rand(3, 4, 5, 1, device=device, dtype=torch.float64), *rays)

@@ -409,10 +409,12 @@ class RefinedCameras:
             all others are moved by :attr:`similarity`. All focal lengths change by the same factor.
         """
         moved = self.similarity.cameras(cameras)
-        device = moved.c2w.device
-        same = (cameras.c2w[:, None] == self.given.c2w.to(device)).flatten(2).all(dim=2)
-        own = self.refined.c2w.to(device)[same.int().argmax(dim=1)]
-        c2w = torch.where(same.any(dim=1)[:, None, None], own, moved.c2w)
+        c2w = moved.c2w.clone()
+        known = self.given.c2w.to(c2w.device).flatten(1)
+        for index, pose in enumerate(cameras.c2w.flatten(1)):
+            found = (known == pose).all(dim=1).nonzero()
+            if len(found) > 0:
+                c2w[index] = self.refined.c2w[int(found[0, 0])].to(c2w.device)
         intrinsics = cameras.intrinsics.clone()
         intrinsics[:, :2] *= self.focal_factor
         return replace(moved, c2w=c2w, intrinsics=intrinsics)

@@ -245,11 +245,11 @@ def scaled(intrinsics: Intrinsics, size: tuple[float, float], source: str) -> Ca
 
     ``intrinsics`` are those of the original images of a ``size``, width and height in pixels, which was found in
     ``source``. It raises ValueError for an image that no resizing gives: one with another ratio of its sides, to a
-    pixel of rounding. Raises ValueError for an original size that is not above 0.
+    pixel of rounding. Raises ValueError for an original size below one pixel.
     """
     fx, fy, cx, cy = intrinsics
     w, h = size
-    if min(size) <= 0:
+    if not min(size) >= 1:
         raise ValueError(f"{source} must have a size of at least 1x1, got {w:g}x{h:g}")
 
     def of(width: int, height: int) -> Intrinsics:

@@ -235,7 +235,6 @@ def _pixels(corners: Tensor, faces: Tensor) -> Iterator[tuple[Tensor, Tensor, Te
 
     With them come the triangles (P,) and the barycentric coordinates (P, 3) in these; about ``_MOST_PIXELS`` at once.
     """
-    barycentric = mesh_package("trimesh.triangles").points_to_barycentric
     corners = corners[faces]
     low = (corners.amin(dim=1) - 0.5).ceil().long().clamp(min=0)
     counts = ((corners.amax(dim=1) - 0.5).floor().long() - low + 1).clamp(min=0)
@@ -248,9 +247,24 @@ def _pixels(corners: Tensor, faces: Tensor) -> Iterator[tuple[Tensor, Tensor, Te
         within = torch.arange(len(face)) + before - (total - counts.prod(dim=1))[face]
         width = counts[face, 0]
         pixel = low[face] + torch.stack((within % width, within // width), dim=-1)
-        with np.errstate(divide="ignore", invalid="ignore"):  # NaN in triangles without area
-            weights = torch.from_numpy(barycentric(corners[face], pixel + 0.5)).float()
+        weights = _weights(corners[face], pixel + 0.5)
         inside = (weights >= 0).all(dim=-1)
         column, row = pixel[inside].unbind(-1)
         yield column, row, face[inside], weights[inside]
         first = stop
+
+
+def _weights(corners: Tensor, points: Tensor) -> Tensor:
+    """Returns the barycentric coordinates (P, 3) of points (P, 2) in triangles (P, 3, 2); NaN in those without area.
+
+    Each is a ratio of areas, so that a point on an edge of two triangles lies in one of them: none is what the others
+    leave of 1, as in trimesh, where it can be negative in both.
+    """
+    a, b, c = corners.double().unbind(1)
+
+    def area(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
+        return (q[:, 0] - p[:, 0]) * (r[:, 1] - p[:, 1]) - (q[:, 1] - p[:, 1]) * (r[:, 0] - p[:, 0])
+
+    at = points.double()
+    whole = area(a, b, c)
+    return torch.stack((area(at, b, c), area(a, at, c), area(a, b, at)), dim=-1).div(whole[:, None]).float()

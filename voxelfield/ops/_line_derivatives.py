@@ -18,10 +18,11 @@ from torch import Tensor
 from voxelfield.foundation.autograd import MaybeTensor
 from voxelfield.ops.grid import sample_trilinear
 
-# The samples of a block of rays, which bound the memory.
+# The numbers that the samples of a block of rays hold, which bound the memory beside the grid.
 _SAMPLES = 1 << 21
-# A direction whose part along an axis is a smaller share of its length is parallel to the faces, as in the kernels.
-_PARALLEL = 1e-18
+# A direction whose part along an axis is a smaller share of its length is taken as parallel to the faces: it crosses
+# none of them within the cube, and the cube of its inverse, which second derivatives have, must not overflow.
+_PARALLEL = 1e-12
 
 _RAYS = ("origins", "directions", "near", "far")
 
@@ -45,7 +46,7 @@ def second_derivatives(
         if x is not None:
             rays[name], grads[name] = x, arriving.view_as(x)
     batched = grid.dim() == 5
-    step = max(1, _SAMPLES // (2 * sum(grid.shape[-4:-1])))
+    step = max(1, _SAMPLES // (2 * sum(grid.shape[-4:-1]) * max(grid.shape[-1], 1) * label_count))
 
     def total(rays: dict[str, Tensor], values: Tensor, grid: Tensor) -> Tensor:
         return _integral(values, grid, [rays.get(name) for name in _RAYS], labels, label_count)
@@ -64,6 +65,8 @@ def second_derivatives(
             for name, x in (*of_rays.items(), ("values", of_values)):
                 found[name].append(x)
         found["grid"].append(sum(in_grid[1:], in_grid[0]))
+    if not found["grid"]:  # a batch of no grids
+        return {name: torch.zeros_like(x) for name, x in (("values", values), ("grid", grid), *rays.items())}
     shapes = {"values": values.shape, "grid": grid.shape, **{name: x.shape for name, x in rays.items()}}
     parts = {name: torch.stack(x) if name == "grid" else torch.cat(x) for name, x in found.items() if name in needs}
     return {name: x.view(shapes[name]) for name, x in parts.items()}
@@ -73,7 +76,8 @@ def _integral(values: Tensor, grid: Tensor, rays: Sequence[Any], labels: MaybeTe
     """Returns the sum of the products of values (N, C), or (N, L, C) with labels, with integrals along N rays."""
     with torch.no_grad():
         _, begin, end = _cuts(grid, *rays)
-        crosses = (begin < end) & end.isfinite()
+        length = rays[1].norm(dim=-1)
+        crosses = (begin < end) & end.isfinite() & (length > 0) & length.isfinite() & rays[0].isfinite().all(dim=-1)
     # Where a ray misses the cube, or is not finite, another one is differentiated and counts nothing.
     kept: list[Any] = [None if x is None else torch.where(crosses.view(-1, *[1] * (x.dim() - 1)), x, 0.5) for x in rays]
     cuts, begin, end = _cuts(grid, *kept)
@@ -85,12 +89,12 @@ def _integral(values: Tensor, grid: Tensor, rays: Sequence[Any], labels: MaybeTe
     origins, directions, *_ = kept
     weights = half * directions.norm(dim=-1, keepdim=True) * crosses[:, None]
     total = values.new_zeros(())
-    for node in (-math.sqrt(1 / 3), math.sqrt(1 / 3)):
-        points = origins[:, None] + (middle + node * half)[..., None] * directions[:, None]
-        for label in range(label_count):
-            part, some = grid, values
-            if labels is not None:
-                part, some = grid * (labels == label).unsqueeze(-1), values[:, label]
+    for label in range(label_count):
+        part, some = grid, values
+        if labels is not None:
+            part, some = grid * (labels == label).unsqueeze(-1), values[:, label]
+        for node in (-math.sqrt(1 / 3), math.sqrt(1 / 3)):
+            points = origins[:, None] + (middle + node * half)[..., None] * directions[:, None]
             sampled = (weights[..., None] * sample_trilinear(part, points)).sum(1)
             total = total + torch.where(crosses[:, None], some * sampled, 0.0).sum()
     return total

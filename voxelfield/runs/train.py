@@ -151,8 +151,6 @@ def train_as_configured(
 def _load(settings: RunConfig, root: Path, found: FoundScene | None) -> tuple[Scene, Warp | None]:
     """Loads the scene and chooses its warp; meanwhile, prepares the device for training."""
     device = choose_device(settings.device)
-    if device.type == "cpu":
-        keep_freed_memory()
     named_losses(settings.losses)
     if settings.trainer.evaluation.lpips:
         check_lpips()
@@ -165,6 +163,8 @@ def _load(settings: RunConfig, root: Path, found: FoundScene | None) -> tuple[Sc
         # An error is not looked at: the same step fails again where it is needed, with a better message.
         background.submit(_warm_up, device, loggers)
         scene = load_configured_scene(settings, root, found=found)
+    if device.type == "cpu":
+        keep_freed_memory()
     return scene, settings.model.choose_warp(scene, settings.warp)
 
 

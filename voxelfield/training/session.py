@@ -361,16 +361,16 @@ class Session:
     ) -> Evaluation:
         """Evaluates the current state against views of the scene.
 
-        All but ``split`` is as for :meth:`voxelfield.trained.trained_model.TrainedModel.evaluate`.
-
         Args:
             split: Name of the split.
-            views: As there.
-            images: As there.
-            progress: As there.
+            views: Number of views to evaluate, spread evenly; None for all.
+            images: Folder to which the rendered views are written as PNG; None writes none.
+            progress: Display how many views are done.
 
         Raises:
-            ValueError: The scene has no such split; other errors are as there.
+            ValueError: The scene has no such split, or ``views`` is below 1.
+            FileExistsError: ``images`` contains an image of a view's name that voxelfield has not written.
+            FloatingPointError: A rendered image contains NaN or infinity.
         """
         return self.result().evaluate(self.scene.split(split), views=views, images=images, progress=progress)
 
