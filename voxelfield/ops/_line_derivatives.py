@@ -40,9 +40,10 @@ def second_derivatives(
     needs: set[str],
 ) -> dict[str, Any]:
     """Differentiates what the raw op ``line_gradient`` returns of its arguments; ``grad`` (..., 8) is what arrives."""
-    given = zip(_RAYS, (origins, directions, near, far), grad.split((3, 3, 1, 1), dim=-1), strict=True)
     rays, grads = {}, {}
-    for name, x, arriving in given:
+    for name, x, arriving in zip(
+        _RAYS, (origins, directions, near, far), grad.split((3, 3, 1, 1), dim=-1), strict=True
+    ):
         if x is not None:
             rays[name], grads[name] = x, arriving.view_as(x)
     batched = grid.dim() == 5
@@ -65,11 +66,10 @@ def second_derivatives(
             for name, x in (*of_rays.items(), ("values", of_values)):
                 found[name].append(x)
         found["grid"].append(sum(in_grid[1:], in_grid[0]))
+    wanted = {name: x for name, x in {"values": values, "grid": grid, **rays}.items() if name in needs}
     if not found["grid"]:  # a batch of no grids
-        return {name: torch.zeros_like(x) for name, x in (("values", values), ("grid", grid), *rays.items())}
-    shapes = {"values": values.shape, "grid": grid.shape, **{name: x.shape for name, x in rays.items()}}
-    parts = {name: torch.stack(x) if name == "grid" else torch.cat(x) for name, x in found.items() if name in needs}
-    return {name: x.view(shapes[name]) for name, x in parts.items()}
+        return {name: torch.zeros_like(x) for name, x in wanted.items()}
+    return {name: torch.cat(found[name]).view(x.shape) for name, x in wanted.items()}
 
 
 def _integral(values: Tensor, grid: Tensor, rays: Sequence[Any], labels: MaybeTensor, label_count: int) -> Tensor:

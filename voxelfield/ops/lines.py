@@ -74,10 +74,11 @@ def integrate_rays(
 
     Returns:
         (..., C), or (..., L, C) with labels, in the dtype of ``grid``; the arithmetic is at least float32.
-        Differentiable twice with respect to ``grid``, ``origins``, ``directions``, ``near`` and ``far``. Second
-        derivatives in rays also count that the slope of :math:`f` jumps where rays cross the faces of cells. They are
-        those of a sum over two samples in each cell, which is stored for a block of rays at a time and is many times
-        slower than the first ones. Along a face itself, a derivative is one of the two one-sided ones.
+        Differentiable twice with respect to ``grid``, ``origins``, ``directions``, ``near`` and ``far``, and any number
+        of times with respect to ``grid`` alone. Second derivatives in rays count that the slope of :math:`f` jumps
+        where rays cross the faces of cells. They are those of a sum over two samples in each cell, which is stored for
+        a block of rays at a time; computing them takes many times as long as the first derivatives. Along a face
+        itself, a derivative is one of the two one-sided ones.
 
         The gradient in the grid is :func:`backproject_rays`, and reproducible where that is.
 
