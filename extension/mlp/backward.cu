@@ -1,5 +1,6 @@
 // The gradients of a multilayer perceptron on CUDA: distributes the work over warps and launches.
 #include "mlp/backward.cuh"
+#include "mlp/backward_wgmma.cuh"
 #include "mlp/mlp_inputs.cuh"
 
 namespace voxelfield {
@@ -54,26 +55,29 @@ void launch_backward(const BackwardPlan& plan, const WeightBlockShares& shares, 
                       plan.mlp, pointers.partial, blocks * splits, weight_blocks, sums);
 }
 
-std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, const Tensor& input,
-                                                     const std::vector<Tensor>& weights, const OptionalTensor& count) {
-  const CudaBackend::Guard guard(input);
-  const MlpInputs in(input, weights, count);
-  const Network& network = in.mlp.network;
-  check_tensor("grad_output", grad_output, {in.rows.capacity, network.out()}, ScalarType::Half, in.input);
-  const Tensor grads = by_vectors(grad_output, in.mlp.output_pitch, in.mlp.few_outputs() ? 1 : kOutputWidth);
-  Tensor grad_input = new_empty(in.input, {in.rows.capacity, in.mlp.input_pitch}, ScalarType::Half);
-  std::vector<Tensor> grad_weights;
-  MlpGradients sums{};
-  BackwardPointers pointers{};
-  pointers.grad_output = halves(grads);
-  pointers.input = halves(in.input);
-  pointers.grad_input = mutable_halves(grad_input);
-  for (int l = 0; l < network.layers; ++l) {
-    grad_weights.push_back(new_empty(in.input, {network.layer[l].out, network.layer[l].in}, ScalarType::Float));
-    sums.layer[l] = grad_weights[l].mutable_data_ptr<float>();
-  }
-  const int limit = shared_memory_limit();
-  const BackwardPlan plan = plan_backward(in.mlp, limit);
+// Whether the current device has the code of mlp_backward_wgmma_kernel, which other builds leave empty.
+bool has_wgmma() {
+  const auto kernel = reinterpret_cast<const void*>(mlp_backward_wgmma_kernel);
+  return cached_query(kernel, -1, 0, [&] {
+           cudaFuncAttributes attributes{};
+           check_cuda(cudaFuncGetAttributes(&attributes, kernel));
+           return attributes.maxThreadsPerBlock;
+         }) >= kWgmmaThreads;
+}
+
+void launch_wgmma_backward(const MlpInputs& in, BackwardPointers pointers, const MlpGradients& sums) {
+  const int tiles = std::max((in.rows.capacity + kWgmmaRows - 1) / kWgmmaRows, 1), shared = WgmmaMemory::kBytes;
+  const int blocks = std::min(tiles, resident_blocks(mlp_backward_wgmma_kernel, kWgmmaThreads, shared));
+  const int weight_blocks = in.mlp.weight_blocks();
+  const Tensor partial = new_empty(in.input, {blocks, weight_blocks, kWeightBlock * kWeightBlock}, ScalarType::Float);
+  pointers.partial = reinterpret_cast<float4*>(partial.mutable_data_ptr<float>());
+  CudaBackend::launch(mlp_backward_wgmma_kernel, blocks, kWgmmaThreads, shared, in.mlp, in.rows, pointers);
+  CudaBackend::launch(mlp_reduce_kernel, weight_blocks * kWeightBlockVectors / kReduceVectors, kReduceThreads, 0,
+                      in.mlp, pointers.partial, blocks, weight_blocks, sums);
+}
+
+void launch_planned_backward(const BackwardPlan& plan, int limit, const MlpInputs& in, BackwardPointers pointers,
+                             const MlpGradients& sums) {
   STD_TORCH_CHECK(plan.strips > 0, "mlp: the gradient takes at least ",
                   BackwardPlan{plan.mlp, plan.residency, 1, 0}.bytes(), " bytes of shared memory a block; ", limit,
                   " are allowed");
@@ -100,7 +104,8 @@ std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, 
     });
   } else {
     static std::once_flag warned;
-    const int wanted = BackwardPlan{in.mlp, Residency::kReplaced, kBackwardRows / strip_rows(network.width), 0}.bytes();
+    const int wanted =
+        BackwardPlan{in.mlp, Residency::kReplaced, kBackwardRows / strip_rows(in.mlp.network.width), 0}.bytes();
     warn_of_packed_weights(warned, "mlp_backward", wanted, limit);
     const Tensor packed = pack_weights(plan.mlp.network, in.input, true);
     pointers.packed = vectors(packed);
@@ -111,6 +116,32 @@ std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, 
             launch_backward<PackedWeights, kWidth, 1, decltype(weight_blocks)::value>(plan, shares, in, pointers, sums);
           });
     });
+  }
+}
+
+std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, const Tensor& input,
+                                                     const std::vector<Tensor>& weights, const OptionalTensor& count) {
+  const CudaBackend::Guard guard(input);
+  const MlpInputs in(input, weights, count);
+  const Network& network = in.mlp.network;
+  check_tensor("grad_output", grad_output, {in.rows.capacity, network.out()}, ScalarType::Half, in.input);
+  const Tensor grads = by_vectors(grad_output, in.mlp.output_pitch, in.mlp.few_outputs() ? 1 : kOutputWidth);
+  Tensor grad_input = new_empty(in.input, {in.rows.capacity, in.mlp.input_pitch}, ScalarType::Half);
+  std::vector<Tensor> grad_weights;
+  MlpGradients sums{};
+  BackwardPointers pointers{};
+  pointers.grad_output = halves(grads);
+  pointers.input = halves(in.input);
+  pointers.grad_input = mutable_halves(grad_input);
+  for (int l = 0; l < network.layers; ++l) {
+    grad_weights.push_back(new_empty(in.input, {network.layer[l].out, network.layer[l].in}, ScalarType::Float));
+    sums.layer[l] = grad_weights[l].mutable_data_ptr<float>();
+  }
+  const int limit = shared_memory_limit();
+  if (suits_wgmma(in.mlp, limit) && has_wgmma()) {
+    launch_wgmma_backward(in, pointers, sums);
+  } else {
+    launch_planned_backward(plan_backward(in.mlp, limit), limit, in, pointers, sums);
   }
   if (in.mlp.input_pitch != network.in()) grad_input = repacked(grad_input, network.in());
   return {grad_input, grad_weights};

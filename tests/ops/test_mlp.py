@@ -17,6 +17,9 @@ NETWORKS = [
     (32, 64, 64, 3),
     (32, 128, 128, 3),
     (60, 128, 128, 3),
+    # On sm_90 these two have a kernel of their own.
+    (32, 128, 128, 128, 3),
+    (27, 100, 128, 70, 8),
     (100, 48, 4),
     (16, 16, 16),
     (1, 1, 1),
@@ -119,7 +122,9 @@ def test_value_and_gradients_match_reference(device, sizes, weights_dtype):
 
 
 @pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("sizes", [(24, 64, 16), (32, 64, 64, 3), (33, 128, 5), (32, *[128] * 9, 4)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(24, 64, 16), (32, 64, 64, 3), (33, 128, 5), (32, 128, 128, 128, 3), (32, *[128] * 9, 4)], ids=str
+)
 def test_any_number_of_rows(device, sizes, count):
     inputs = make(device, sizes, count)
     assert_close(value_and_gradients(*inputs), reference(*inputs), torch.float16, len(sizes) - 1)
@@ -158,7 +163,9 @@ def test_each_entry_of_the_weights_has_its_place(device):
 
 
 @pytest.mark.parametrize("integer", [torch.int32, torch.int64], ids=str)
-@pytest.mark.parametrize("sizes", [(24, 64, 16), (24, 64, 64, 3), (20, 128, 5), (20, *[128] * 8, 5)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(24, 64, 16), (24, 64, 64, 3), (20, 128, 5), (20, 128, 128, 128, 5), (20, *[128] * 8, 5)], ids=str
+)
 def test_rows_from_count_on_are_absent(device, sizes, integer):
     input, weights, grad = make(device, sizes)
     for used in (0, 1, 32, 333, 999, 1000, 5000, -3):
@@ -175,7 +182,7 @@ def test_rows_from_count_on_are_absent(device, sizes, integer):
         assert_close(actual, reference(input[:kept], weights, grad[:kept]), torch.float16, len(sizes) - 1)
 
 
-@pytest.mark.parametrize("sizes", [(24, 64, 16), (24, 64, 64, 3), (20, *[128] * 8, 5)], ids=str)
+@pytest.mark.parametrize("sizes", [(24, 64, 16), (24, 64, 64, 3), (24, 128, 128, 128, 3), (20, *[128] * 8, 5)], ids=str)
 @pytest.mark.parametrize("used", [1, 37, 130])
 def test_absent_rows_are_zero_for_weights_that_float16_cannot_hold(device, sizes, used):
     # Minus infinity times inputs of present rows is minus infinity, which ReLU makes zero; times zero it would be NaN.

@@ -1,0 +1,243 @@
+// The kernel of `mlp_backward` for a network of three hidden layers of 128, at most 32 inputs and at most 8 outputs,
+// the default colour network, on sm_90a.
+//
+// A block has two warpgroups and takes 128 rows at a time. Each warpgroup follows 64 of them through the layers; the
+// input, the activations and the gradients of all 128 rows are in shared memory, as are the weights. Each warpgroup
+// sums half of the rows of each weight's gradient in registers over all of the block's rows. These products follow the
+// ones that the next layer waits for, so that they fill the time in which gradients are rounded and written.
+#pragma once
+
+#include "mlp/backward.cuh"
+#include "mlp/wgmma.cuh"
+
+namespace voxelfield {
+
+constexpr int kWgmmaWidth = 128, kWgmmaLayers = 4, kWgmmaInputs = 32;
+constexpr int kWgmmaRows = 128, kWgmmaThreads = 2 * kWarpgroup;
+
+// The contents of shared memory, in order.
+struct WgmmaMemory {
+  static constexpr int kSquare = kWgmmaRows * kWgmmaWidth * 2, kNarrow = kWgmmaRows * kWgmmaInputs * 2;
+  static constexpr int kLast = kOutputGroup * kWgmmaWidth * 2, kOutput = kWgmmaRows * kFewOutputs * 2;
+  static constexpr int kBytes = 6 * kSquare + kLast + kOutput + 2 * kNarrow;
+
+  PanelMatrix<128> hidden_weights[2];      // (out, in)
+  PanelMatrix<128> activations[3], spare;  // (row, column); gradients replace what is no longer needed
+  PanelMatrix<128> last_weights;           // (out, in)
+  PanelMatrix<128> output_gradients;       // (out, row)
+  PanelMatrix<64> first_weights, input;    // (out, in), (row, column)
+
+  __device__ __forceinline__ explicit WgmmaMemory(unsigned from) {
+    const auto square = [&](int i) { return PanelMatrix<128>{from + i * kSquare, kSquare / 2}; };
+    hidden_weights[0] = square(0);
+    hidden_weights[1] = square(1);
+    for (int l = 0; l < 3; ++l) activations[l] = square(2 + l);
+    spare = square(5);
+    last_weights = {from + 6 * kSquare, kLast / 2};
+    output_gradients = {last_weights.address + kLast, kOutput / 2};
+    first_weights = {output_gradients.address + kOutput, kNarrow};
+    input = {first_weights.address + kNarrow, kNarrow};
+  }
+};
+
+// Whether this kernel serves a network. `limit` are the bytes of shared memory that a block may use.
+inline bool suits_wgmma(const Mlp& mlp, int limit) {
+  const Network& network = mlp.network;
+  return network.layers == kWgmmaLayers && network.width == kWgmmaWidth && network.padded_in == kWgmmaInputs &&
+         mlp.few_outputs() && WgmmaMemory::kBytes <= limit;
+}
+
+// Elsewhere the kernel is empty, and has room for one warp, by which the host recognises that.
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr int kWgmmaBounds = kWarp;
+#else
+constexpr int kWgmmaBounds = kWgmmaThreads;
+#endif
+
+__global__ void __launch_bounds__(kWgmmaBounds, 1)
+    mlp_backward_wgmma_kernel(const __grid_constant__ Mlp mlp, RowCount rows,
+                              const __grid_constant__ BackwardPointers pointers) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) unsigned char operands[];
+  const WgmmaMemory shared(shared_address(operands));
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / kWarpgroup, 0), lane = lane_of_warp();
+  const int group_row = warpgroup * (kWgmmaRows / 2), own = threadIdx.x / kWarp * 16;  // within the block's rows
+  const int used = rows.used(), step = gridDim.x * kWgmmaRows;
+  const auto input_at = [&](int row) { return WarpRows<const __half*>(pointers.input, row, used, mlp.input_pitch); };
+  const auto grads_at = [&](int row) {
+    return WarpRows<const __half*>(pointers.grad_output, row, used, mlp.output_pitch);
+  };
+  const auto stage = [&](auto zero) {
+    using weight_t = decltype(zero);
+    const auto place = [](const auto& matrix) { return [&](int row, int column) { return matrix.at(row, column); }; };
+    stage_layer<weight_t>(mlp.network, 0, place(shared.first_weights));
+    stage_layer<weight_t>(mlp.network, 1, place(shared.hidden_weights[0]));
+    stage_layer<weight_t>(mlp.network, 2, place(shared.hidden_weights[1]));
+    stage_layer<weight_t>(mlp.network, 3, place(shared.last_weights));
+  };
+  const auto part = [](const float* sums, int i) {  // the Fragment's float32 numbers
+    Panel<1> panel;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) panel.sum[0][k / 4][k % 4] = sums[8 * i + k];
+    return panel;
+  };
+
+  int first = blockIdx.x * kWgmmaRows + own;
+  prefetch<1>(input_at(first));
+  prefetch<1>(grads_at(first));
+  mlp.network.float_weights ? stage(0.0f) : stage(__half{});
+  publish_operands();
+  __syncthreads();
+
+  float hidden_sums[2][64] = {}, first_sums[16] = {}, last_sums[4] = {};
+  for (; first - own < used; first += step) {
+    prefetch<1>(input_at(first + step));
+    prefetch<1>(grads_at(first + step));
+    Fragment tiles[2][1], output[1];
+    load_input(input_at(first), 0, tiles);
+    load_output(grads_at(first), 0, true, output);
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      asm volatile(
+          "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared.input.fragment(own, 16 * k)),
+          "r"(tiles[k][0].part[0]), "r"(tiles[k][0].part[1]), "r"(tiles[k][0].part[2]), "r"(tiles[k][0].part[3])
+          : "memory");
+    }
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(
+                     shared.output_gradients.at(lane % 8, own + lane / 8 % 2 * 8)),
+                 "r"(output[0].part[0]), "r"(output[0].part[1])
+                 : "memory");
+
+    float sums[64];
+    const auto keep = [&](const PanelMatrix<128>& to, auto&& convert) {
+#pragma unroll
+      for (int i = 0; i < kWgmmaWidth / 16; ++i) {
+        const Fragment f = convert(part(sums, i), i);
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to.fragment(own, 16 * i)),
+                     "r"(f.part[0]), "r"(f.part[1]), "r"(f.part[2]), "r"(f.part[3])
+                     : "memory");
+      }
+      publish_operands();
+    };
+    const auto keep_activations = [&](int l) {
+      wait_for_products<0>(sums);
+      keep(shared.activations[l], [](const Panel<1>& panel, int) { return to_half<true>(panel, 0); });
+    };
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      warpgroup_multiply<kAlongColumns>(sums, tiles[k][0], shared.first_weights.along_columns(0, k), k == 0);
+    }
+    end_products();
+    keep_activations(0);
+#pragma unroll
+    for (int l = 0; l < 2; ++l) {
+      synchronize_warpgroup(warpgroup);
+      begin_products();
+#pragma unroll
+      for (int k = 0; k < kWgmmaWidth / 16; ++k) {
+        warpgroup_multiply<kAlongColumns, kAlongColumns>(sums, shared.activations[l].along_columns(group_row, k),
+                                                         shared.hidden_weights[l].along_columns(0, k), k == 0);
+      }
+      end_products();
+      keep_activations(l + 1);
+    }
+    __syncthreads();
+
+    // The gradient of each layer's input, and then of its weights.
+    const auto keep_gradients = [&](int l, const PanelMatrix<128>& to) {
+      wait_for_products<1>(sums);
+      keep(to, [&](const Panel<1>& panel, int i) {
+        const Fragment activation = load_matrices(shared.activations[l].fragment(own, 16 * i));
+        return where_positive(activation, to_half(panel, 0));
+      });
+    };
+    begin_products();
+    warpgroup_multiply<kAlongRows>(sums, output[0], shared.last_weights.along_rows(0), true);
+    end_products();
+#pragma unroll
+    for (int k = 0; k < kWgmmaRows / 16; ++k) {
+      warpgroup_multiply<kAlongRows, kAlongColumns>(last_sums, shared.activations[2].along_rows(k, warpgroup),
+                                                    shared.output_gradients.along_columns(0, k), false);
+    }
+    end_products();
+    keep_gradients(2, shared.spare);
+    wait_for_products<0>(last_sums);
+    __syncthreads();
+#pragma unroll
+    for (int l = 1; l >= 0; --l) {
+      const PanelMatrix<128>& leaving = l == 1 ? shared.spare : shared.activations[2];
+      begin_products();
+#pragma unroll
+      for (int k = 0; k < kWgmmaWidth / 16; ++k) {
+        warpgroup_multiply<kAlongColumns, kAlongRows>(sums, leaving.along_columns(group_row, k),
+                                                      shared.hidden_weights[l].along_rows(k), k == 0);
+      }
+      end_products();
+#pragma unroll
+      for (int k = 0; k < kWgmmaRows / 16; ++k) {
+        warpgroup_multiply<kAlongRows, kAlongRows>(hidden_sums[l], leaving.along_rows(k, warpgroup),
+                                                   shared.activations[l].along_rows(k), false);
+      }
+      end_products();
+      keep_gradients(l, l == 1 ? shared.activations[2] : shared.spare);
+      wait_for_products<0>(hidden_sums[l]);
+      __syncthreads();
+    }
+
+    float input_gradient[16];
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < kWgmmaWidth / 16; ++k) {
+      warpgroup_multiply<kAlongColumns, kAlongRows>(input_gradient, shared.spare.along_columns(group_row, k),
+                                                    shared.first_weights.along_rows(k), k == 0);
+    }
+    end_products();
+#pragma unroll
+    for (int k = 0; k < kWgmmaRows / 16; ++k) {
+      warpgroup_multiply<kAlongRows, kAlongRows>(first_sums, shared.spare.along_rows(k, warpgroup),
+                                                 shared.input.along_rows(k), false);
+    }
+    end_products();
+    wait_for_products<1>(input_gradient);
+    const WarpRows<__half*> to(pointers.grad_input, first, used, mlp.input_pitch);
+    if (first + 16 > used) {
+      clear_rows<1>(WarpRows<__half*>(pointers.grad_input, first, rows.capacity, mlp.input_pitch));
+      __syncwarp();
+    }
+    tiles[0][0] = to_half(part(input_gradient, 0), 0);
+    tiles[1][0] = to_half(part(input_gradient, 1), 0);
+    store_input(tiles, to, 0);
+    wait_for_products<0>(first_sums);
+    __syncthreads();
+  }
+  for (; first - own < rows.capacity; first += step) {
+    clear_rows<1>(WarpRows<__half*>(pointers.grad_input, first, rows.capacity, mlp.input_pitch));
+  }
+
+  // In the order of mlp_reduce_kernel: a weight block's vectors are those of fragments of 16 x 8 numbers.
+  float4* const partial =
+      pointers.partial + static_cast<int64_t>(blockIdx.x) * mlp.weight_blocks() * kWeightBlockVectors;
+  const int across = kWgmmaWidth / kWeightBlock, row_block = own / kWeightBlock, half = own / 16 % 2;
+  const auto write = [&](const float* sums, int columns, int block) {
+#pragma unroll
+    for (int i = 0; i < columns / 8; ++i) {
+      partial[(block + i / 4) * kWeightBlockVectors + (4 * half + i % 4) * kWarp + lane] =
+          make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+    }
+  };
+  write(first_sums, kWgmmaInputs, row_block);
+#pragma unroll
+  for (int l = 0; l < 2; ++l) write(hidden_sums[l], kWgmmaWidth, across + (l * across + row_block) * across);
+  // The last layer's sums are transposed.
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int in = own + lane / 4 + i / 2 * 8, out = lane % 4 * 2 + i % 2;
+    const int block = across + 2 * across * across + in / kWeightBlock;
+    const int vector = block * kWeightBlockVectors + in % kWeightBlock / 8 * kWarp + out * 4 + in % 8 / 2;
+    reinterpret_cast<float*>(partial + vector)[in % 2] = last_sums[i];
+  }
+#endif
+}
+
+}  // namespace voxelfield
