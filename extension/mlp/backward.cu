@@ -55,16 +55,6 @@ void launch_backward(const BackwardPlan& plan, const WeightBlockShares& shares, 
                       plan.mlp, pointers.partial, blocks * splits, weight_blocks, sums);
 }
 
-// Whether the current device has the code of mlp_backward_wgmma_kernel, which other builds leave empty.
-bool has_wgmma() {
-  const auto kernel = reinterpret_cast<const void*>(mlp_backward_wgmma_kernel);
-  return cached_query(kernel, -1, 0, [&] {
-           cudaFuncAttributes attributes{};
-           check_cuda(cudaFuncGetAttributes(&attributes, kernel));
-           return attributes.maxThreadsPerBlock;
-         }) >= kWgmmaThreads;
-}
-
 void launch_wgmma_backward(const MlpInputs& in, BackwardPointers pointers, const MlpGradients& sums) {
   const int tiles = std::max((in.rows.capacity + kWgmmaRows - 1) / kWgmmaRows, 1), shared = WgmmaMemory::kBytes;
   const int blocks = std::min(tiles, resident_blocks(mlp_backward_wgmma_kernel, kWgmmaThreads, shared));
@@ -138,7 +128,7 @@ std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, 
     sums.layer[l] = grad_weights[l].mutable_data_ptr<float>();
   }
   const int limit = shared_memory_limit();
-  if (suits_wgmma(in.mlp, limit) && has_wgmma()) {
+  if (suits_wgmma(in.mlp) && runs_wgmma(mlp_backward_wgmma_kernel, kWgmmaThreads)) {
     launch_wgmma_backward(in, pointers, sums);
   } else {
     launch_planned_backward(plan_backward(in.mlp, limit), limit, in, pointers, sums);

@@ -8,53 +8,37 @@
 #pragma once
 
 #include "mlp/backward.cuh"
-#include "mlp/wgmma.cuh"
+#include "mlp/network_wgmma.cuh"
 
 namespace voxelfield {
 
-constexpr int kWgmmaWidth = 128, kWgmmaLayers = 4, kWgmmaInputs = 32;
 constexpr int kWgmmaRows = 128, kWgmmaThreads = 2 * kWarpgroup;
 
 // The contents of shared memory, in order.
 struct WgmmaMemory {
-  static constexpr int kSquare = kWgmmaRows * kWgmmaWidth * 2, kNarrow = kWgmmaRows * kWgmmaInputs * 2;
-  static constexpr int kLast = kOutputGroup * kWgmmaWidth * 2, kOutput = kWgmmaRows * kFewOutputs * 2;
-  static constexpr int kBytes = 6 * kSquare + kLast + kOutput + 2 * kNarrow;
+  static constexpr int kSquare = kWgmmaRows * kWgmmaWidth * 2, kInput = kWgmmaRows * kWgmmaInputs * 2;
+  static constexpr int kOutput = kWgmmaRows * kFewOutputs * 2;
+  static constexpr int kBytes = WgmmaWeights::kBytes + 4 * kSquare + 2 * (kInput + kOutput);
 
-  PanelMatrix<128> hidden_weights[2];      // (out, in)
+  WgmmaWeights weights;
   PanelMatrix<128> activations[3], spare;  // (row, column); gradients replace what is no longer needed
-  PanelMatrix<128> last_weights;           // (out, in)
-  PanelMatrix<128> output_gradients;       // (out, row)
-  PanelMatrix<64> first_weights, input;    // (out, in), (row, column)
+  unsigned rows;                           // of the input and of the output's gradient, for even and for odd turns
 
-  __device__ __forceinline__ explicit WgmmaMemory(unsigned from) {
-    const auto square = [&](int i) { return PanelMatrix<128>{from + i * kSquare, kSquare / 2}; };
-    hidden_weights[0] = square(0);
-    hidden_weights[1] = square(1);
-    for (int l = 0; l < 3; ++l) activations[l] = square(2 + l);
-    spare = square(5);
-    last_weights = {from + 6 * kSquare, kLast / 2};
-    output_gradients = {last_weights.address + kLast, kOutput / 2};
-    first_weights = {output_gradients.address + kOutput, kNarrow};
-    input = {first_weights.address + kNarrow, kNarrow};
+  __device__ __forceinline__ explicit WgmmaMemory(unsigned from) : weights(from) {
+    const auto square = [&](int i) { return PanelMatrix<128>{from + WgmmaWeights::kBytes + i * kSquare, kSquare / 2}; };
+    for (int l = 0; l < 3; ++l) activations[l] = square(l);
+    spare = square(3);
+    rows = square(4).address;
+  }
+  __device__ __forceinline__ PanelMatrix<64> input(int turn) const {  // (row, column)
+    return {rows + turn * (kInput + kOutput), kInput};
+  }
+  __device__ __forceinline__ PanelMatrix<128> output_gradient(int turn) const {  // (out, row)
+    return {input(turn).address + kInput, kOutput / 2};
   }
 };
 
-// Whether this kernel serves a network. `limit` are the bytes of shared memory that a block may use.
-inline bool suits_wgmma(const Mlp& mlp, int limit) {
-  const Network& network = mlp.network;
-  return network.layers == kWgmmaLayers && network.width == kWgmmaWidth && network.padded_in == kWgmmaInputs &&
-         mlp.few_outputs() && WgmmaMemory::kBytes <= limit;
-}
-
-// Elsewhere the kernel is empty, and has room for one warp, by which the host recognises that.
-#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-constexpr int kWgmmaBounds = kWarp;
-#else
-constexpr int kWgmmaBounds = kWgmmaThreads;
-#endif
-
-__global__ void __launch_bounds__(kWgmmaBounds, 1)
+__global__ void __launch_bounds__(wgmma_bounds(kWgmmaThreads), 1)
     mlp_backward_wgmma_kernel(const __grid_constant__ Mlp mlp, RowCount rows,
                               const __grid_constant__ BackwardPointers pointers) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -67,44 +51,26 @@ __global__ void __launch_bounds__(kWgmmaBounds, 1)
   const auto grads_at = [&](int row) {
     return WarpRows<const __half*>(pointers.grad_output, row, used, mlp.output_pitch);
   };
-  const auto stage = [&](auto zero) {
-    using weight_t = decltype(zero);
-    const auto place = [](const auto& matrix) { return [&](int row, int column) { return matrix.at(row, column); }; };
-    stage_layer<weight_t>(mlp.network, 0, place(shared.first_weights));
-    stage_layer<weight_t>(mlp.network, 1, place(shared.hidden_weights[0]));
-    stage_layer<weight_t>(mlp.network, 2, place(shared.hidden_weights[1]));
-    stage_layer<weight_t>(mlp.network, 3, place(shared.last_weights));
-  };
-  const auto part = [](const float* sums, int i) {  // the Fragment's float32 numbers
-    Panel<1> panel;
-#pragma unroll
-    for (int k = 0; k < 8; ++k) panel.sum[0][k / 4][k % 4] = sums[8 * i + k];
-    return panel;
-  };
-
   int first = blockIdx.x * kWgmmaRows + own;
-  prefetch<1>(input_at(first));
-  prefetch<1>(grads_at(first));
-  mlp.network.float_weights ? stage(0.0f) : stage(__half{});
-  publish_operands();
-  __syncthreads();
+  shared.weights.stage(mlp.network);
 
   float hidden_sums[2][64] = {}, first_sums[16] = {}, last_sums[4] = {};
-  for (; first - own < used; first += step) {
-    prefetch<1>(input_at(first + step));
-    prefetch<1>(grads_at(first + step));
-    Fragment tiles[2][1], output[1];
+  Fragment tiles[2][1] = {}, output[1] = {};
+  const auto load = [&] {
+    if (first - own >= used) return;
     load_input(input_at(first), 0, tiles);
     load_output(grads_at(first), 0, true, output);
+    prefetch<1>(input_at(first + step));
+    prefetch<1>(grads_at(first + step));
+  };
+  load();
+  for (int turn = 0; first - own < used; turn ^= 1) {
+    const PanelMatrix<64> input = shared.input(turn);
+    const PanelMatrix<128> output_gradient = shared.output_gradient(turn);
 #pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      asm volatile(
-          "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared.input.fragment(own, 16 * k)),
-          "r"(tiles[k][0].part[0]), "r"(tiles[k][0].part[1]), "r"(tiles[k][0].part[2]), "r"(tiles[k][0].part[3])
-          : "memory");
-    }
+    for (int k = 0; k < 2; ++k) store_matrices(input.fragment(own, 16 * k), tiles[k][0]);
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(
-                     shared.output_gradients.at(lane % 8, own + lane / 8 % 2 * 8)),
+                     output_gradient.at(lane % 8, own + lane / 8 % 2 * 8)),
                  "r"(output[0].part[0]), "r"(output[0].part[1])
                  : "memory");
 
@@ -112,10 +78,7 @@ __global__ void __launch_bounds__(kWgmmaBounds, 1)
     const auto keep = [&](const PanelMatrix<128>& to, auto&& convert) {
 #pragma unroll
       for (int i = 0; i < kWgmmaWidth / 16; ++i) {
-        const Fragment f = convert(part(sums, i), i);
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to.fragment(own, 16 * i)),
-                     "r"(f.part[0]), "r"(f.part[1]), "r"(f.part[2]), "r"(f.part[3])
-                     : "memory");
+        store_matrices(to.fragment(own, 16 * i), convert(panel_of(sums, i), i));
       }
       publish_operands();
     };
@@ -126,7 +89,7 @@ __global__ void __launch_bounds__(kWgmmaBounds, 1)
     begin_products();
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      warpgroup_multiply<kAlongColumns>(sums, tiles[k][0], shared.first_weights.along_columns(0, k), k == 0);
+      warpgroup_multiply<kAlongColumns>(sums, tiles[k][0], shared.weights.first.along_columns(0, k), k == 0);
     }
     end_products();
     keep_activations(0);
@@ -137,7 +100,7 @@ __global__ void __launch_bounds__(kWgmmaBounds, 1)
 #pragma unroll
       for (int k = 0; k < kWgmmaWidth / 16; ++k) {
         warpgroup_multiply<kAlongColumns, kAlongColumns>(sums, shared.activations[l].along_columns(group_row, k),
-                                                         shared.hidden_weights[l].along_columns(0, k), k == 0);
+                                                         shared.weights.hidden[l].along_columns(0, k), k == 0);
       }
       end_products();
       keep_activations(l + 1);
@@ -153,12 +116,12 @@ __global__ void __launch_bounds__(kWgmmaBounds, 1)
       });
     };
     begin_products();
-    warpgroup_multiply<kAlongRows>(sums, output[0], shared.last_weights.along_rows(0), true);
+    warpgroup_multiply<kAlongRows>(sums, output[0], shared.weights.last.along_rows(0), true);
     end_products();
 #pragma unroll
     for (int k = 0; k < kWgmmaRows / 16; ++k) {
       warpgroup_multiply<kAlongRows, kAlongColumns>(last_sums, shared.activations[2].along_rows(k, warpgroup),
-                                                    shared.output_gradients.along_columns(0, k), false);
+                                                    output_gradient.along_columns(0, k), false);
     }
     end_products();
     keep_gradients(2, shared.spare);
@@ -171,7 +134,7 @@ __global__ void __launch_bounds__(kWgmmaBounds, 1)
 #pragma unroll
       for (int k = 0; k < kWgmmaWidth / 16; ++k) {
         warpgroup_multiply<kAlongColumns, kAlongRows>(sums, leaving.along_columns(group_row, k),
-                                                      shared.hidden_weights[l].along_rows(k), k == 0);
+                                                      shared.weights.hidden[l].along_rows(k), k == 0);
       }
       end_products();
 #pragma unroll
@@ -190,13 +153,13 @@ __global__ void __launch_bounds__(kWgmmaBounds, 1)
 #pragma unroll
     for (int k = 0; k < kWgmmaWidth / 16; ++k) {
       warpgroup_multiply<kAlongColumns, kAlongRows>(input_gradient, shared.spare.along_columns(group_row, k),
-                                                    shared.first_weights.along_rows(k), k == 0);
+                                                    shared.weights.first.along_rows(k), k == 0);
     }
     end_products();
 #pragma unroll
     for (int k = 0; k < kWgmmaRows / 16; ++k) {
-      warpgroup_multiply<kAlongRows, kAlongRows>(first_sums, shared.spare.along_rows(k, warpgroup),
-                                                 shared.input.along_rows(k), false);
+      warpgroup_multiply<kAlongRows, kAlongRows>(first_sums, shared.spare.along_rows(k, warpgroup), input.along_rows(k),
+                                                 false);
     }
     end_products();
     wait_for_products<1>(input_gradient);
@@ -205,12 +168,13 @@ __global__ void __launch_bounds__(kWgmmaBounds, 1)
       clear_rows<1>(WarpRows<__half*>(pointers.grad_input, first, rows.capacity, mlp.input_pitch));
       __syncwarp();
     }
-    tiles[0][0] = to_half(part(input_gradient, 0), 0);
-    tiles[1][0] = to_half(part(input_gradient, 1), 0);
-    store_input(tiles, to, 0);
-    wait_for_products<0>(first_sums);
-    __syncthreads();
+    first += step;
+    load();
+    const Fragment gradient[2][1] = {{to_half(panel_of(input_gradient, 0), 0)},
+                                     {to_half(panel_of(input_gradient, 1), 0)}};
+    store_input(gradient, to, 0);
   }
+  wait_for_products<0>(first_sums);
   for (; first - own < rows.capacity; first += step) {
     clear_rows<1>(WarpRows<__half*>(pointers.grad_input, first, rows.capacity, mlp.input_pitch));
   }

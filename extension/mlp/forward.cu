@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "mlp/forward.cuh"
+#include "mlp/forward_wgmma.cuh"
 #include "mlp/mlp_inputs.cuh"
 
 namespace voxelfield {
@@ -21,13 +22,24 @@ void launch_forward(const ForwardPlan& plan, const MlpInputs& in, const uint4* p
                       mutable_halves(output));
 }
 
+void launch_wgmma_forward(const MlpInputs& in, Tensor& output) {
+  const auto kernel = mlp_forward_wgmma_kernel;
+  const int tiles = (in.rows.capacity + 63) / 64;
+  const int blocks = std::min(tiles, resident_blocks(kernel, kWgmmaForwardThreads, WgmmaWeights::kBytes));
+  if (blocks == 0) return;
+  CudaBackend::launch(kernel, blocks, kWgmmaForwardThreads, WgmmaWeights::kBytes, in.mlp, in.rows, halves(in.input),
+                      mutable_halves(output));
+}
+
 Tensor mlp_forward(const Tensor& input, const std::vector<Tensor>& weights, const std::optional<Tensor>& count) {
   const CudaBackend::Guard guard(input);
   const MlpInputs in(input, weights, count);
   Tensor output = new_empty(in.input, {in.rows.capacity, in.mlp.output_pitch}, ScalarType::Half);
   const int limit = shared_memory_limit();
   const ForwardPlan plan = plan_forward(in.mlp, limit);
-  if (plan.staged) {
+  if (suits_wgmma(in.mlp) && runs_wgmma(mlp_forward_wgmma_kernel, kWgmmaForwardThreads)) {
+    launch_wgmma_forward(in, output);
+  } else if (plan.staged) {
     dispatch_value<16, 32, 64, 128>(plan.mlp.network.width, [&](auto width) {
       launch_forward<StagedWeights, decltype(width)::value>(plan, in, nullptr, output);
     });

@@ -83,12 +83,17 @@ __device__ __forceinline__ Fragment load_fragment(const SharedMatrix& matrix, in
   return load_matrices(down(matrix) + row * matrix.stride + 2 * column);
 }
 
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void store_matrices(unsigned address, const Fragment& f) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(f.part[0]),
+               "r"(f.part[1]), "r"(f.part[2]), "r"(f.part[3])
+               : "memory");
+}
+#endif
+
 __device__ __forceinline__ void store_fragment(const SharedMatrix& matrix, int row, int column, const Fragment& f) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                   down(matrix) + row * matrix.stride + 2 * column),
-               "r"(f.part[0]), "r"(f.part[1]), "r"(f.part[2]), "r"(f.part[3])
-               : "memory");
+  store_matrices(down(matrix) + row * matrix.stride + 2 * column, f);
 #else
   const int lane = lane_of_warp();
   const unsigned address = matrix.address + (row + lane / 4) * matrix.stride + 2 * column + lane % 4 * 4;

@@ -104,6 +104,17 @@ __device__ __forceinline__ void warpgroup_multiply(float (&sums)[4], uint64_t le
       : "l"(left), "l"(right), "r"(int(from_zero)), "n"(Left), "n"(Right));
 }
 
+template <int Right>
+__device__ __forceinline__ void warpgroup_multiply(float (&sums)[4], const Fragment& left, uint64_t right,
+                                                   bool from_zero) {
+  asm volatile(
+      "{.reg .pred p; setp.eq.b32 p, %9, 0; wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, p, 1, 1, %10;}"
+      : VOXELFIELD_SUMS_4(sums, 0)
+      : "r"(left.part[0]), "r"(left.part[1]), "r"(left.part[2]), "r"(left.part[3]), "l"(right), "r"(int(from_zero)),
+        "n"(Right));
+}
+
 #undef VOXELFIELD_SUMS_4
 #undef VOXELFIELD_SUMS_16
 #undef VOXELFIELD_SUMS_64
