@@ -8,7 +8,7 @@ import torch
 from voxelfield.foundation.optimizers import exponential_decay
 from voxelfield.grids.voxel_grid import cubic_voxels
 from voxelfield.models.settings import stage_at
-from voxelfield.settings import StageConfig
+from voxelfield.settings import StageConfig, TrainerConfig
 
 
 def test_exponential_decay_of_a_step_on_a_device_stays_there(device):
@@ -29,6 +29,12 @@ def test_a_stage_lasts_until_the_next_one_starts():
     stages = [StageConfig(0, 8), StageConfig(3, 16), StageConfig(4, 32)]
     assert [stage_at(stages, step) for step in range(7)] == [0, 0, 0, 1, 2, 2, 2]
     assert [stage_at(stages[:1], step) for step in (0, 1000)] == [0, 0]
+
+
+def test_batches_are_small_early():
+    shares = [TrainerConfig(steps=12, small_batches=0.5).batch_share(step) for step in range(12)]
+    assert shares == [1 / 4] * 2 + [1 / 2] * 4 + [1] * 6
+    assert TrainerConfig(steps=12, small_batches=0).batch_share(0) == 1
 
 
 @pytest.mark.parametrize("resolution", [32, 100, 256])

@@ -130,6 +130,26 @@ def test_pixels_that_are_means_of_rays_are_learned(make_session, device, model):
     assert rays == {252} if device.type == "cuda" else len(rays) > 1
 
 
+def test_batches_grow(make_session, device):
+    settings = ("trainer.small_batches=0.75", "trainer.steps=24", "trainer.max_rays=400", "trainer.visible_samples=65536")
+    session = fitted(make_session(*PYRAMID, *settings, device=device))
+    rays = session.log.values("train/rays_per_step")
+    if device.type == "cuda":
+        assert rays == [100] * 6 + [200] * 12 + [400] * 6
+    else:
+        # The CPU changes the number by at most a quarter from one step to the next.
+        assert max(rays[:6]) <= 100 < max(rays[6:18]) <= 200 < max(rays[18:]) <= 400
+    # One that is interrupted among small batches goes on with the same bits.
+    stopped = make_session(*PYRAMID, *settings, device=device, folder="stopped")
+    while stopped.step < 8:
+        stopped.train_step()
+    stopped.save()
+    resumed = make_session(*PYRAMID, *settings, f"resume={stopped.checkpoint}", device=device, folder="resumed")
+    fitted(resumed)
+    for one, other in zip(session.field.parameters(), resumed.field.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize(("side", "differs"), [(1, False), (2, True)])
 def test_rays_of_a_pixel_are_averaged_as_configured(make_session, side, differs):
     losses = []

@@ -171,6 +171,10 @@ class TrainerConfig(Group):
             the CPU, the number of rays is adapted.
         candidate_samples: Number of samples per step, visible or not, for which memory is allocated (CUDA only), for
             fields that are not marched in one kernel (:func:`voxelfield.rendering.march.visible_samples`).
+        small_batches: Share of the steps, from the first on, whose batches are smaller, which suffices while the field
+            is coarse and learning rates are high: a quarter of the rays and samples in the first third of these steps,
+            half of them in the other two (after Smith et al. 2018, "Don't Decay the Learning Rate, Increase the Batch
+            Size").
         chunk: Number of rays per chunk where views are rendered by :func:`voxelfield.rendering.render.render_view`.
         precision: ``float32``, ``bfloat16`` or ``float16`` for decoders other than a
             :class:`voxelfield.fields.decoders.FusedMLPDecoder` (which is float16 on CUDA, float32 on the CPU); on CUDA,
@@ -216,6 +220,7 @@ class TrainerConfig(Group):
     pixel_averaging: Literal["linear_light", "encoded"] = "linear_light"
     visible_samples: Count = 524288
     candidate_samples: Count = 4194304
+    small_batches: Annotated[float, Range(0, 1)] = 0.5
     chunk: Count = 65536
     precision: Literal["float32", "bfloat16", "float16"] = "float16"
     loss_scale: Positive = 65536.0
@@ -254,6 +259,11 @@ class TrainerConfig(Group):
             background=self.evaluation_background,
             chunk=self.chunk,
         )
+
+    def batch_share(self, step: int) -> float:
+        """Returns the size of the batch of a step, as a share of the settings', as ``small_batches`` says."""
+        early = self.small_batches * self.steps
+        return 1 / 4 if 3 * step < early else 1 / 2 if step < early else 1
 
     def with_rays_that_miss(self, share: float) -> TrainerConfig:
         """Returns the settings with more rays, if fewer than half of all rays go through the scene and have samples.

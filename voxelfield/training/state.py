@@ -118,7 +118,9 @@ class TrainingState:
         division = self.optimizers.division
         if division is not None and division.materialized:
             division.release()
-        if any(stage.step == self.steps for stage in self.config.trainer.stages):
+        trainer = self.config.trainer
+        resized = self.training_step.size_batch(trainer.batch_share(self.steps))
+        if resized or any(stage.step == self.steps for stage in trainer.stages):
             self._graphed.discard()  # its memory is needed for the change of the grids
         attached = self.optimizers.attached
         for component in self._joining:

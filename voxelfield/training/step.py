@@ -77,8 +77,8 @@ class TrainingStep:
     and updates all parameters. Processes that train together take steps together, each with a part of the batch.
 
     On CUDA a fixed number of rays is drawn in each step, and as many of them are used as fit in
-    ``config.visible_samples`` visible samples; on the CPU the number of rays is adapted to the samples instead. The
-    components, of which the model is one, join a step in the given order.
+    ``config.visible_samples`` visible samples; on the CPU the number of rays is adapted to the samples instead. Early
+    batches are smaller (:meth:`size_batch`). The components, of which the model is one, join a step in the given order.
 
     Attributes:
         batch: The batch of the last step, from the first one on. On CUDA, the next step overwrites it.
@@ -109,14 +109,12 @@ class TrainingStep:
         self.totals = StepTotals(self.device)
         if config.patches % shared_by > 0:
             raise ValueError(f"trainer.patches must be a multiple of {shared_by} devices, got {config.patches}")
-        self.capacity = None
+        self.capacity: Capacity | None = None
         self.rays = min(config.max_rays, max(1, config.visible_samples // 64))
-        if self.device.type == "cuda":
-            # Kernels of one size in all processes, which exchange samples and draw random numbers in a captured graph.
-            self.capacity = Capacity(config.candidate_samples // shared_by, config.visible_samples // shared_by)
-            self.rays = config.max_rays
         self._model, self._pixels, self._components = model, pixels, components
         self._optimizers, self._config = optimizers, config
+        self._share = 1.0
+        self.size_batch(config.batch_share(0))
         self._reads_gradients = any(
             getattr(component.after_backward, "__func__", None) is not Component.after_backward
             for component in components
@@ -127,6 +125,20 @@ class TrainingStep:
         self.error, self.share_of_error = torch.zeros(2, device=self.device).unbind()
         # Steps are counted by one process alone.
         self._one = torch.full((), int(processes.is_first()), dtype=torch.int64, device=self.device)
+
+    def size_batch(self, share: float) -> bool:
+        """Sets the size of the batch, as a share of the configured one; returns whether it has changed."""
+        before, self._share, config = self._share, share, self._config
+        if self.device.type == "cuda":
+            # Kernels of one size in all processes, which exchange samples and draw random numbers in a captured graph.
+            candidates, visible = (
+                max(1, int(share * number) // self._shared_by)
+                for number in (config.candidate_samples, config.visible_samples)
+            )
+            self.capacity = Capacity(candidates, visible)
+        most = max(int(share * config.max_rays), config.supersampling**2)
+        self.rays = min(self.rays, most) if self.capacity is None else most
+        return share != before
 
     def run(self, settings: RenderSettings) -> None:
         """Takes one step."""
@@ -188,8 +200,8 @@ class TrainingStep:
         if self.capacity is None:
             # As space empties, rays have fewer samples, so more rays fit in the same number of samples.
             samples = sum(processes.gather_counts(len(rendering.samples.positions)))
-            wanted = self.rays * config.visible_samples / max(samples, 1)
-            self.rays = int(min(config.max_rays, max(self.rays * 0.8, min(self.rays * 1.25, wanted)) + 1))
+            wanted = self.rays * self._share * config.visible_samples / max(samples, 1)
+            self.rays = int(min(self._share * config.max_rays, max(self.rays * 0.8, min(self.rays * 1.25, wanted)) + 1))
         if self._shared and self.device.type != "cuda":
             # On CUDA, the same kernels of the same sizes draw the same random numbers in each process.
             torch.set_rng_state(processes.broadcast(torch.get_rng_state()))
