@@ -263,15 +263,15 @@ struct BackwardPointers {
 
 // The number of blocks per multiprocessor for which registers should suffice. With three blocks, each thread has two
 // thirds of the registers that it has with two. A block of width 64 takes at least 60,672 bytes of shared memory, so
-// three blocks, or two of width 128, fit only on multiprocessors with 228 KiB.
-template <int Width, int M, int WeightBlocks>
+// three blocks fit only on multiprocessors with 228 KiB.
+template <int Width, int WeightBlocks>
 __host__ __device__ constexpr int backward_blocks() {
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200)
-  constexpr int kMaxBlocks = M == 1 ? 1 : Width == 64 ? 2 : 3;
+  constexpr int kMaxBlocks = Width == 64 ? 2 : 3;
 #else
-  constexpr int kMaxBlocks = M == 1 ? 2 : 3;
+  constexpr int kMaxBlocks = 3;
 #endif
-  return WeightBlocks == 1 ? kMaxBlocks : M == 1 ? 1 : 2;
+  return WeightBlocks == 1 ? kMaxBlocks : 2;
 }
 
 // Whether a warp's weight blocks leave too few registers, so that other values must be recomputed. On sm_90 registers
@@ -282,13 +282,13 @@ __host__ __device__ constexpr bool scarce_registers() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   if (Width == 64 && M == 2) return WeightBlocks > 1;
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-  if (Staged) return Width > 64 && (WeightBlocks > 3 || WeightBlocks == 1);
+  if (Staged) return Width > 64 && WeightBlocks > 3;
 #endif
   return Width > 64 && WeightBlocks > 2;
 }
 
 template <typename Weights, int Width, int M, int WeightBlocks>
-__global__ void __launch_bounds__(kBackwardRows / (16 * M) * kWarp, backward_blocks<Width, M, WeightBlocks>())
+__global__ void __launch_bounds__(kBackwardRows / (16 * M) * kWarp, M == 1 ? 1 : backward_blocks<Width, WeightBlocks>())
     mlp_backward_kernel(const __grid_constant__ BackwardPlan plan, RowCount rows,
                         const __grid_constant__ BackwardPointers pointers, const __grid_constant__ MlpLaunch launch) {
   extern __shared__ uint4 memory[];
@@ -327,7 +327,7 @@ __global__ void __launch_bounds__(kBackwardRows / (16 * M) * kWarp, backward_blo
             highest = WeightBlock(mlp, launch.end_weight_block - 1).layer;
 
   // Sums as many panels at once as registers allow.
-  constexpr int kTogether = M == 1 && backward_blocks<Width, M, WeightBlocks>() == 1 ? 4 : 1;
+  constexpr int kTogether = M == 1 ? 4 : 1;
   const bool few = mlp.few_outputs();
   const auto input_at = [&](int row) { return WarpRows<const __half*>(pointers.input, row, used, mlp.input_pitch); };
   const auto grads_at = [&](int row) {
