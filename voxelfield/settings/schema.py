@@ -33,7 +33,7 @@ _NUMBERS_OF_STEPS = ("steps", "occupancy.start", "occupancy.every", "preview_eve
 
 def default_stages() -> list[StageConfig]:
     """Returns the schedule up to a resolution of 400."""
-    return [StageConfig(0, 64, crop=True), StageConfig(200, 128), StageConfig(600, 256), StageConfig(1200, 400)]
+    return [StageConfig(0, 64, crop=True), StageConfig(150, 128), StageConfig(400, 256), StageConfig(900, 400)]
 
 
 @dataclass
@@ -206,7 +206,7 @@ class TrainerConfig(Group):
             ``continue`` or ``stop`` training. Earlier checkpoints remain in either case.
     """
 
-    steps: Count = 7400
+    steps: Count = 5600
     rates: RatesConfig = field(default_factory=RatesConfig)
     image_size: Count | None = None
     images: Literal["auto", "device", "host"] = "auto"
