@@ -165,7 +165,7 @@ class KeptRays(Component):
 def at_finest_level(overrides: Sequence[str], device: torch.device, component: Component) -> Session:
     """Trains until all levels are in use, and until the step after an update of the occupied cells."""
     settings = preset(*overrides, device=device.type)
-    settings.device = str(device)
+    settings.device, settings.trainer.small_batches = str(device), 0.0
     scene = load_configured_scene(settings, Path.cwd(), splits=("train",))
     session = Session(scene, settings, components=[component])
     trainer = settings.trainer

@@ -56,18 +56,20 @@ void launch_backward(const BackwardPlan& plan, const WeightBlockShares& shares, 
 }
 
 void launch_wgmma_backward(const MlpInputs& in, BackwardPointers pointers, const MlpGradients& sums) {
-  const int tiles = std::max((in.rows.capacity + kWgmmaRows - 1) / kWgmmaRows, 1), shared = WgmmaMemory::kBytes;
-  const int blocks = std::min(tiles, resident_blocks(mlp_backward_wgmma_kernel, kWgmmaThreads, shared));
+  const int tiles = std::max((in.rows.capacity + kWgmmaBackwardRows - 1) / kWgmmaBackwardRows, 1),
+            shared = WgmmaMemory::kBytes;
+  const int blocks = std::min(tiles, resident_blocks(mlp_backward_wgmma_kernel, kWgmmaBackwardThreads, shared));
   const int weight_blocks = in.mlp.weight_blocks();
   const Tensor partial = new_empty(in.input, {blocks, weight_blocks, kWeightBlock * kWeightBlock}, ScalarType::Float);
   pointers.partial = reinterpret_cast<float4*>(partial.mutable_data_ptr<float>());
-  CudaBackend::launch(mlp_backward_wgmma_kernel, blocks, kWgmmaThreads, shared, in.mlp, in.rows, pointers);
+  CudaBackend::launch(mlp_backward_wgmma_kernel, blocks, kWgmmaBackwardThreads, shared, in.mlp, in.rows, pointers);
   CudaBackend::launch(mlp_reduce_kernel, weight_blocks * kWeightBlockVectors / kReduceVectors, kReduceThreads, 0,
                       in.mlp, pointers.partial, blocks, weight_blocks, sums);
 }
 
-void launch_planned_backward(const BackwardPlan& plan, int limit, const MlpInputs& in, BackwardPointers pointers,
-                             const MlpGradients& sums) {
+void launch_planned_backward(const MlpInputs& in, BackwardPointers pointers, const MlpGradients& sums) {
+  const int limit = shared_memory_limit();
+  const BackwardPlan plan = plan_backward(in.mlp, limit);
   STD_TORCH_CHECK(plan.strips > 0, "mlp: the gradient takes at least ",
                   BackwardPlan{plan.mlp, plan.residency, 1, 0}.bytes(), " bytes of shared memory a block; ", limit,
                   " are allowed");
@@ -127,11 +129,10 @@ std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, 
     grad_weights.push_back(new_empty(in.input, {network.layer[l].out, network.layer[l].in}, ScalarType::Float));
     sums.layer[l] = grad_weights[l].mutable_data_ptr<float>();
   }
-  const int limit = shared_memory_limit();
-  if (suits_wgmma(in.mlp) && runs_wgmma(mlp_backward_wgmma_kernel, kWgmmaThreads)) {
+  if (suits_wgmma(in.mlp) && runs_wgmma(mlp_backward_wgmma_kernel, kWgmmaBackwardThreads)) {
     launch_wgmma_backward(in, pointers, sums);
   } else {
-    launch_planned_backward(plan_backward(in.mlp, limit), limit, in, pointers, sums);
+    launch_planned_backward(in, pointers, sums);
   }
   if (in.mlp.input_pitch != network.in()) grad_input = repacked(grad_input, network.in());
   return {grad_input, grad_weights};

@@ -12,13 +12,14 @@
 
 namespace voxelfield {
 
-constexpr int kWgmmaRows = 128, kWgmmaThreads = 2 * kWarpgroup;
+constexpr int kWgmmaBackwardRows = 128, kWgmmaBackwardThreads = 2 * kWarpgroup;
 
 // The contents of shared memory, in order.
 struct WgmmaMemory {
-  static constexpr int kSquare = kWgmmaRows * kWgmmaWidth * 2, kInput = kWgmmaRows * kWgmmaInputs * 2;
-  static constexpr int kOutput = kWgmmaRows * kFewOutputs * 2;
+  static constexpr int kSquare = kWgmmaBackwardRows * kWgmmaWidth * 2, kInput = kWgmmaBackwardRows * kWgmmaInputs * 2;
+  static constexpr int kOutput = kWgmmaBackwardRows * kFewOutputs * 2;
   static constexpr int kBytes = WgmmaWeights::kBytes + 4 * kSquare + 2 * (kInput + kOutput);
+  static_assert(kBytes <= 227 * 1024, "a block has at most 227 KiB on sm_90");
 
   WgmmaWeights weights;
   PanelMatrix<128> activations[3], spare;  // (row, column); gradients replace what is no longer needed
@@ -38,20 +39,21 @@ struct WgmmaMemory {
   }
 };
 
-__global__ void __launch_bounds__(wgmma_bounds(kWgmmaThreads), 1)
+__global__ void __launch_bounds__(wgmma_bounds(kWgmmaBackwardThreads), 1)
     mlp_backward_wgmma_kernel(const __grid_constant__ Mlp mlp, RowCount rows,
                               const __grid_constant__ BackwardPointers pointers) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char operands[];
   const WgmmaMemory shared(shared_address(operands));
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / kWarpgroup, 0), lane = lane_of_warp();
-  const int group_row = warpgroup * (kWgmmaRows / 2), own = threadIdx.x / kWarp * 16;  // within the block's rows
-  const int used = rows.used(), step = gridDim.x * kWgmmaRows;
+  const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroup, 0), lane = lane_of_warp();
+  const int group_row = warpgroup * (kWgmmaBackwardRows / 2),
+            own = threadIdx.x / kWarp * 16;  // within the block's rows
+  const int used = rows.used(), step = gridDim.x * kWgmmaBackwardRows;
   const auto input_at = [&](int row) { return WarpRows<const __half*>(pointers.input, row, used, mlp.input_pitch); };
   const auto grads_at = [&](int row) {
     return WarpRows<const __half*>(pointers.grad_output, row, used, mlp.output_pitch);
   };
-  int first = blockIdx.x * kWgmmaRows + own;
+  int first = blockIdx.x * kWgmmaBackwardRows + own;
   shared.weights.stage(mlp.network);
 
   float hidden_sums[2][64] = {}, first_sums[16] = {}, last_sums[4] = {};
@@ -69,10 +71,7 @@ __global__ void __launch_bounds__(wgmma_bounds(kWgmmaThreads), 1)
     const PanelMatrix<128> output_gradient = shared.output_gradient(turn);
 #pragma unroll
     for (int k = 0; k < 2; ++k) store_matrices(input.fragment(own, 16 * k), tiles[k][0]);
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(
-                     output_gradient.at(lane % 8, own + lane / 8 % 2 * 8)),
-                 "r"(output[0].part[0]), "r"(output[0].part[1])
-                 : "memory");
+    store_transposed(output_gradient.at(lane % 8, own + lane / 8 % 2 * 8), output[0]);
 
     float sums[64];
     const auto keep = [&](const PanelMatrix<128>& to, auto&& convert) {
@@ -119,7 +118,7 @@ __global__ void __launch_bounds__(wgmma_bounds(kWgmmaThreads), 1)
     warpgroup_multiply<kAlongRows>(sums, output[0], shared.weights.last.along_rows(0), true);
     end_products();
 #pragma unroll
-    for (int k = 0; k < kWgmmaRows / 16; ++k) {
+    for (int k = 0; k < kWgmmaBackwardRows / 16; ++k) {
       warpgroup_multiply<kAlongRows, kAlongColumns>(last_sums, shared.activations[2].along_rows(k, warpgroup),
                                                     output_gradient.along_columns(0, k), false);
     }
@@ -138,7 +137,7 @@ __global__ void __launch_bounds__(wgmma_bounds(kWgmmaThreads), 1)
       }
       end_products();
 #pragma unroll
-      for (int k = 0; k < kWgmmaRows / 16; ++k) {
+      for (int k = 0; k < kWgmmaBackwardRows / 16; ++k) {
         warpgroup_multiply<kAlongRows, kAlongRows>(hidden_sums[l], leaving.along_rows(k, warpgroup),
                                                    shared.activations[l].along_rows(k), false);
       }
@@ -157,7 +156,7 @@ __global__ void __launch_bounds__(wgmma_bounds(kWgmmaThreads), 1)
     }
     end_products();
 #pragma unroll
-    for (int k = 0; k < kWgmmaRows / 16; ++k) {
+    for (int k = 0; k < kWgmmaBackwardRows / 16; ++k) {
       warpgroup_multiply<kAlongRows, kAlongRows>(first_sums, shared.spare.along_rows(k, warpgroup), input.along_rows(k),
                                                  false);
     }
@@ -193,13 +192,15 @@ __global__ void __launch_bounds__(wgmma_bounds(kWgmmaThreads), 1)
   write(first_sums, kWgmmaInputs, row_block);
 #pragma unroll
   for (int l = 0; l < 2; ++l) write(hidden_sums[l], kWgmmaWidth, across + (l * across + row_block) * across);
-  // The last layer's sums are transposed.
+  // The last layer's sums are transposed, and only its first rows have any.
+  float4* const last = partial + (across + 2 * across * across) * kWeightBlockVectors;
+  for (int i = threadIdx.x; i < across * kWeightBlockVectors; i += kWgmmaBackwardThreads) last[i] = float4{};
+  __syncthreads();
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int in = own + lane / 4 + i / 2 * 8, out = lane % 4 * 2 + i % 2;
-    const int block = across + 2 * across * across + in / kWeightBlock;
-    const int vector = block * kWeightBlockVectors + in % kWeightBlock / 8 * kWarp + out * 4 + in % 8 / 2;
-    reinterpret_cast<float*>(partial + vector)[in % 2] = last_sums[i];
+    const int vector = in / kWeightBlock * kWeightBlockVectors + in % kWeightBlock / 8 * kWarp + out * 4 + in % 8 / 2;
+    reinterpret_cast<float*>(last + vector)[in % 2] = last_sums[i];
   }
 #endif
 }

@@ -40,6 +40,8 @@ __device__ __forceinline__ void for_each_tile(const F& f) {
 struct SharedMatrix {
   unsigned address;
   int stride;
+
+  __device__ __forceinline__ unsigned at(int row, int column) const { return address + row * stride + 2 * column; }
 };
 
 __device__ __forceinline__ int lane_of_warp() { return threadIdx.x % kWarp; }

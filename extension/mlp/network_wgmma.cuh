@@ -1,5 +1,5 @@
-// What both kernels on wgmma share. They serve the default colour network: three hidden layers of 128, at most 32
-// inputs and at most 8 outputs.
+// What both kernels on wgmma share. They serve the default colour network: three hidden layers of 128 (or padded to
+// that), at most 32 inputs and at most 8 outputs.
 #pragma once
 
 #include "common/backend.cuh"
@@ -57,11 +57,10 @@ struct WgmmaWeights {
   __device__ __forceinline__ void stage(const Network& network) const {
     const auto stage_all = [&](auto zero) {
       using weight_t = decltype(zero);
-      const auto in = [](const auto& matrix) { return [&](int row, int column) { return matrix.at(row, column); }; };
-      stage_layer<weight_t>(network, 0, in(first));
-      stage_layer<weight_t>(network, 1, in(hidden[0]));
-      stage_layer<weight_t>(network, 2, in(hidden[1]));
-      stage_layer<weight_t>(network, 3, in(last));
+      stage_layer<weight_t>(network, 0, first);
+      stage_layer<weight_t>(network, 1, hidden[0]);
+      stage_layer<weight_t>(network, 2, hidden[1]);
+      stage_layer<weight_t>(network, 3, last);
     };
     network.float_weights ? stage_all(0.0f) : stage_all(__half{});
     publish_operands();

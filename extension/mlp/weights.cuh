@@ -56,11 +56,10 @@ __device__ __forceinline__ weight_t weight_at(const NetworkLayer& layer, int row
   return __ldg(static_cast<const weight_t*>(layer.weights) + row * layer.in + column);
 }
 
-// Copies one layer into shared memory as float16, padded with zeros, with rows and columns permuted by column_at, to
-// the addresses at(row, column). The whole block takes part: each warp copies whole rows, and each thread two adjacent
-// elements of a row at a time.
-template <typename weight_t, typename At>
-__device__ __forceinline__ void stage_layer(const Network& network, int l, const At& at) {
+// Copies one layer into shared memory as float16, padded with zeros, with rows and columns permuted by column_at. The
+// whole block takes part: each warp copies whole rows, and each thread two adjacent elements of a row at a time.
+template <typename weight_t, typename Matrix>
+__device__ __forceinline__ void stage_layer(const Network& network, int l, const Matrix& shared) {
   constexpr int kLoadsAtOnce = 8;
   // Copied to a local, because each load below would read it again from the kernel's parameters at a dynamic index.
   const NetworkLayer layer = network.layer[l];
@@ -81,7 +80,8 @@ __device__ __forceinline__ void stage_layer(const Network& network, int l, const
       for (int i = 0; i < kLoadsAtOnce; ++i) {
         const int row = begin + i * warps;
         if (row >= rows) break;
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(at(row, place)), "r"(as_bits(to_half2(pair[i][0], pair[i][1])))
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared.at(row, place)),
+                     "r"(as_bits(to_half2(pair[i][0], pair[i][1])))
                      : "memory");
       }
     }
@@ -100,11 +100,7 @@ class StagedWeights {
   // Must be called by the whole block, which must synchronise before it reads the weights.
   __device__ __forceinline__ void stage(const Network& network) const {
     const auto stage_all = [&](auto zero) {
-      for (int l = 0; l < network.layers; ++l) {
-        const SharedMatrix to = (*this)[l].matrix;
-        stage_layer<decltype(zero)>(network, l,
-                                    [&](int row, int column) { return to.address + row * to.stride + 2 * column; });
-      }
+      for (int l = 0; l < network.layers; ++l) stage_layer<decltype(zero)>(network, l, (*this)[l].matrix);
     };
     network.float_weights ? stage_all(0.0f) : stage_all(__half{});
   }

@@ -126,13 +126,13 @@ __device__ __forceinline__ void update_vector(const AdamLevel& level, const Adam
   const bool reached = any_nonzero(grad);
   const bool changes =
       reached || any_nonzero(param) || any_nonzero(exp_avg) || any_nonzero(exp_avg_sq) || rule.eps == 0.0f;
-#pragma unroll
-  for (int i = 0; i < Width; ++i) {
-    AdamStep channel_step = step;
-    if constexpr (ByChannel) channel_step = step.times(rates.lane[i]);
-    adam_update(rule, channel_step, grad.lane[i], param.lane[i], exp_avg.lane[i], exp_avg_sq.lane[i]);
-  }
   if (changes) {
+#pragma unroll
+    for (int i = 0; i < Width; ++i) {
+      AdamStep channel_step = step;
+      if constexpr (ByChannel) channel_step = step.times(rates.lane[i]);
+      adam_update(rule, channel_step, grad.lane[i], param.lane[i], exp_avg.lane[i], exp_avg_sq.lane[i]);
+    }
     store_global(level.param + at, param);
     store_global(vector_exp_avg, narrow<moment_t>(exp_avg));
     store_global(vector_exp_avg_sq, narrow<moment_t>(exp_avg_sq));

@@ -236,6 +236,12 @@ def test_a_binary_runs_on_the_gpus_that_cuda_promises(sm, ptx, runs, fails):
     assert not any(chosen.run_on(capability) for capability in fails)
 
 
+def test_machine_code_for_hopper_has_its_own_instructions():
+    flags = Architectures(("80", "90", "90a"), ("90",)).nvcc_flags()
+    kinds = [flag.removeprefix("-gencode=arch=compute_") for flag in flags]
+    assert kinds == ["80,code=sm_80", "90a,code=sm_90a", "90,code=compute_90"]
+
+
 @pytest.mark.parametrize(
     ("text", "sm", "ptx"),
     [

@@ -17,7 +17,7 @@ NETWORKS = [
     (32, 64, 64, 3),
     (32, 128, 128, 3),
     (60, 128, 128, 3),
-    # On sm_90 these two have a kernel of their own.
+    # On sm_90a these two have kernels of their own.
     (32, 128, 128, 128, 3),
     (27, 100, 128, 70, 8),
     (100, 48, 4),
@@ -201,8 +201,9 @@ def test_absent_rows_are_zero_for_weights_that_float16_cannot_hold(device, sizes
 # --- memory, numbers, runs
 
 
-def test_not_a_number_stays_in_its_row(device):
-    input, weights, _ = make(device, (24, 64, 64, 16), 40)
+@pytest.mark.parametrize("sizes", [(24, 64, 64, 16), (24, 128, 128, 128, 3)], ids=str)
+def test_not_a_number_stays_in_its_row(device, sizes):
+    input, weights, _ = make(device, sizes, 40)
     expected = mlp(input, weights)
     input[17, 5] = float("nan")
     value = mlp(input, weights)
@@ -233,6 +234,30 @@ def test_many_rows(device, sizes):
     # On CUDA more than all blocks take at once; on the CPU the network is torch's own products, slow in 16 bits.
     inputs = make(device, sizes, 150_001 if device.type == "cuda" else 3001)
     assert_close(value_and_gradients(*inputs), reference(*inputs), torch.float16, len(sizes) - 1)
+
+
+@pytest.mark.cuda
+def test_wgmma_serves_the_colour_network_where_it_is_compiled():
+    inputs = make("cuda", (32, 128, 128, 128, 3), weights_dtype=torch.float32)
+    value_and_gradients(*inputs)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        value_and_gradients(*inputs)
+        torch.cuda.synchronize()
+    names = " ".join(event.name for event in profile.events())
+    hopper = torch.cuda.get_device_capability() == (9, 0)
+    assert ("mlp_forward_wgmma_kernel" in names) == ("mlp_backward_wgmma_kernel" in names) == hopper
+
+
+@pytest.mark.cuda
+def test_absent_rows_after_several_turns_of_each_block():
+    input, weights, grad = make("cuda", (32, 128, 128, 128, 3), 50_001)
+    used = 40_007
+    input[used:], grad[used:] = float("nan"), float("nan")
+    value, grad_input, *sums = value_and_gradients(input, weights, grad, count=torch.tensor(used, device="cuda"))
+    assert not value[used:].any()
+    assert not grad_input[used:].any()
+    actual = [value[:used], grad_input[:used], *sums]
+    assert_close(actual, reference(input[:used], weights, grad[:used]), torch.float16, 4)
 
 
 @pytest.mark.cuda

@@ -131,7 +131,12 @@ def test_pixels_that_are_means_of_rays_are_learned(make_session, device, model):
 
 
 def test_batches_grow(make_session, device):
-    settings = ("trainer.small_batches=0.75", "trainer.steps=24", "trainer.max_rays=400", "trainer.visible_samples=65536")
+    settings = (
+        "trainer.small_batches=0.75",
+        "trainer.steps=24",
+        "trainer.max_rays=400",
+        "trainer.visible_samples=65536",
+    )
     session = fitted(make_session(*PYRAMID, *settings, device=device))
     rays = session.log.values("train/rays_per_step")
     if device.type == "cuda":

@@ -65,7 +65,7 @@ class Architectures(NamedTuple):
         Machine code for 9.0 is compiled as ``90a``, which adds products of warpgroups (wgmma) and runs on the same
         GPUs.
         """
-        machine = ("90a" if a == "90" else a for a in self.sm)
+        machine = dict.fromkeys("90a" if a == "90" else a for a in self.sm)
         return [f"-gencode=arch=compute_{a},code=sm_{a}" for a in machine] + [
             f"-gencode=arch=compute_{a},code=compute_{a}" for a in self.ptx
         ]

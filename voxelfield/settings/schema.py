@@ -171,10 +171,9 @@ class TrainerConfig(Group):
             the CPU, the number of rays is adapted.
         candidate_samples: Number of samples per step, visible or not, for which memory is allocated (CUDA only), for
             fields that are not marched in one kernel (:func:`voxelfield.rendering.march.visible_samples`).
-        small_batches: Share of the steps, from the first on, whose batches are smaller, which suffices while the field
-            is coarse and learning rates are high: a quarter of the rays and samples in the first third of these steps,
-            half of them in the other two (after Smith et al. 2018, "Don't Decay the Learning Rate, Increase the Batch
-            Size").
+        small_batches: Share of the steps, from the first on, whose batches are smaller, which suffices while learning
+            rates are high: a quarter of the rays and samples in the first third of these steps, half of them in the
+            other two (after Smith et al. 2018, "Don't Decay the Learning Rate, Increase the Batch Size").
         chunk: Number of rays per chunk where views are rendered by :func:`voxelfield.rendering.render.render_view`.
         precision: ``float32``, ``bfloat16`` or ``float16`` for decoders other than a
             :class:`voxelfield.fields.decoders.FusedMLPDecoder` (which is float16 on CUDA, float32 on the CPU); on CUDA,
@@ -316,11 +315,12 @@ class TrainerConfig(Group):
                 f"{name}.max_rays must be at least {name}.supersampling**2 = {self.supersampling**2}, the rays of a "
                 f"pixel, got {self.max_rays}"
             )
-        pixels = self.patches * self.patch_size**2
-        if pixels > self.max_rays // self.supersampling**2:
+        pixels, share = self.patches * self.patch_size**2, self.batch_share(0)
+        if pixels > int(share * self.max_rays) // self.supersampling**2:
+            early = "" if share == 1 else f", in early steps {share:g} of them ({name}.small_batches)"
             raise ValueError(
-                f"{name}.patches must have room in {name}.max_rays = {self.max_rays} rays, got {self.patches} patches "
-                f"of {pixels} pixels"
+                f"{name}.patches must have room in {name}.max_rays = {self.max_rays} rays{early}, got {self.patches} "
+                f"patches of {pixels} pixels"
             )
         steps = [stage.step for stage in self.stages]
         if not steps or steps[0] != 0 or steps != sorted(set(steps)):

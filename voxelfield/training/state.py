@@ -121,7 +121,7 @@ class TrainingState:
         trainer = self.config.trainer
         resized = self.training_step.size_batch(trainer.batch_share(self.steps))
         if resized or any(stage.step == self.steps for stage in trainer.stages):
-            self._graphed.discard()  # its memory is needed for the change of the grids
+            self._graphed.discard()  # it has the old size, or its memory is needed for the change of the grids
         attached = self.optimizers.attached
         for component in self._joining:
             component.before_step(self.steps)
@@ -268,6 +268,8 @@ def rates_of_steps(totals: Mapping[str, float], config: TrainerConfig, seconds: 
         names, room = "trainer.visible_samples", str(config.visible_samples)
         if "candidates" in totals:
             names, room = f"trainer.candidate_samples and {names}", f"{config.candidate_samples} and {room}"
+        if config.batch_share(0) < 1:
+            room += ", of which early steps have a part (trainer.small_batches)"
         raise ValueError(f"{names} must have room for one pixel's samples, got {room}: raise it")
     values = {
         "train/rays_per_step": rays / steps,

@@ -110,7 +110,7 @@ class TrainingStep:
         if config.patches % shared_by > 0:
             raise ValueError(f"trainer.patches must be a multiple of {shared_by} devices, got {config.patches}")
         self.capacity: Capacity | None = None
-        self.rays = min(config.max_rays, max(1, config.visible_samples // 64))
+        self.rays = max(1, config.visible_samples // 64)
         self._model, self._pixels, self._components = model, pixels, components
         self._optimizers, self._config = optimizers, config
         self._share = 1.0
@@ -136,8 +136,8 @@ class TrainingStep:
                 for number in (config.candidate_samples, config.visible_samples)
             )
             self.capacity = Capacity(candidates, visible)
-        most = max(int(share * config.max_rays), config.supersampling**2)
-        self.rays = min(self.rays, most) if self.capacity is None else most
+        self._most = max(int(share * config.max_rays), config.supersampling**2)
+        self.rays = self._most if self.capacity is not None else min(self.rays, self._most)
         return share != before
 
     def run(self, settings: RenderSettings) -> None:
@@ -201,7 +201,7 @@ class TrainingStep:
             # As space empties, rays have fewer samples, so more rays fit in the same number of samples.
             samples = sum(processes.gather_counts(len(rendering.samples.positions)))
             wanted = self.rays * self._share * config.visible_samples / max(samples, 1)
-            self.rays = int(min(self._share * config.max_rays, max(self.rays * 0.8, min(self.rays * 1.25, wanted)) + 1))
+            self.rays = int(min(self._most, max(self.rays * 0.8, min(self.rays * 1.25, wanted)) + 1))
         if self._shared and self.device.type != "cuda":
             # On CUDA, the same kernels of the same sizes draw the same random numbers in each process.
             torch.set_rng_state(processes.broadcast(torch.get_rng_state()))
