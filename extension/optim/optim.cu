@@ -100,14 +100,6 @@ struct AdamLevels {
   int count;
 };
 
-template <int Width>
-__device__ __forceinline__ bool any_nonzero(const Vector<float, Width>& x) {
-  bool any = false;
-#pragma unroll
-  for (int i = 0; i < Width; ++i) any = any || x.lane[i] != 0.0f;
-  return any;
-}
-
 // Updates the vector of values at index `at`. Its first value belongs to `channel`.
 template <int Width, typename moment_t, bool ByChannel>
 __device__ __forceinline__ void update_vector(const AdamLevel& level, const AdamRule& rule, const AdamStep& step,
@@ -121,23 +113,16 @@ __device__ __forceinline__ void update_vector(const AdamLevel& level, const Adam
   Floats exp_avg_sq = narrow<float>(load<Width>(vector_exp_avg_sq));
   [[maybe_unused]] Floats rates;
   if constexpr (ByChannel) rates = load_constant<Width>(level.channel_rates + channel);
-  // Most vertices that no ray has reached remain zero, and most gradients of a step are zero: writing either again
-  // would take a third of the memory traffic.
-  const bool reached = any_nonzero(grad);
-  const bool changes =
-      reached || any_nonzero(param) || any_nonzero(exp_avg) || any_nonzero(exp_avg_sq) || rule.eps == 0.0f;
-  if (changes) {
 #pragma unroll
-    for (int i = 0; i < Width; ++i) {
-      AdamStep channel_step = step;
-      if constexpr (ByChannel) channel_step = step.times(rates.lane[i]);
-      adam_update(rule, channel_step, grad.lane[i], param.lane[i], exp_avg.lane[i], exp_avg_sq.lane[i]);
-    }
-    store_global(level.param + at, param);
-    store_global(vector_exp_avg, narrow<moment_t>(exp_avg));
-    store_global(vector_exp_avg_sq, narrow<moment_t>(exp_avg_sq));
+  for (int i = 0; i < Width; ++i) {
+    AdamStep channel_step = step;
+    if constexpr (ByChannel) channel_step = step.times(rates.lane[i]);
+    adam_update(rule, channel_step, grad.lane[i], param.lane[i], exp_avg.lane[i], exp_avg_sq.lane[i]);
   }
-  if (rule.clear_grad && reached) store_global(level.grad + at, Floats{});
+  store_global(level.param + at, param);
+  store_global(vector_exp_avg, narrow<moment_t>(exp_avg));
+  store_global(vector_exp_avg_sq, narrow<moment_t>(exp_avg_sq));
+  if (rule.clear_grad) store_global(level.grad + at, Floats{});
   for (int copy = 0; copy < level.copies; ++copy) {
     if (level.working_type == WorkingType::kHalf) {
       store_global(static_cast<Half*>(level.working[copy]) + at, narrow<Half>(param));
@@ -145,6 +130,14 @@ __device__ __forceinline__ void update_vector(const AdamLevel& level, const Adam
       store_global(static_cast<BFloat16*>(level.working[copy]) + at, narrow<BFloat16>(param));
     }
   }
+}
+
+template <int Width>
+__device__ __forceinline__ bool any_nonzero(const Vector<float, Width>& x) {
+  bool any = false;
+#pragma unroll
+  for (int i = 0; i < Width; ++i) any = any || x.lane[i] != 0.0f;
+  return any;
 }
 
 __device__ void clear_gradients(const AdamLevels& levels) {

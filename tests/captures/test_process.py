@@ -422,7 +422,6 @@ BAD = {
         ("--matching", "spatial"),
         "must be exhaustive or sequential without positions (GPS) in EXIF, got spatial: 2 of 2 photographs have none",
     ),
-    "learned features": (empty_folder, ("--features", "aliked"), "and a pycolmap with ONNX, which those on PyPI lack"),
     "a size of nothing": (empty_folder, ("--max-size", "0"), "max_size must be at least 64, got 0"),
 }
 

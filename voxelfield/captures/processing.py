@@ -39,8 +39,6 @@ _COUNT_EVERY = 0.5  # seconds
 _SEQUENTIAL = (*range(1, 11), *(2**power for power in range(4, 10)))
 _NO_DIRECTION = 0.3  # length of a mean direction below which photographs disagree too much to have one
 
-# Weights of ALIKED and of LightGlue, as COLMAP's programs keep them.
-_WEIGHTS = ("aliked-n16rot.onnx", "aliked-lightglue.onnx")
 _NEIGHBOURS = 50  # with which COLMAP compares a photograph at most by positions
 _FEW_FEATURES = 100  # in a photograph, below which it likely shows nothing that can be recognised
 _FEWEST_MATCHES = 15  # of a pair that COLMAP's mappers use
@@ -51,9 +49,6 @@ another by the positions (GPS) in their EXIF."""
 
 Mapper = Literal["incremental", "global"]
 """How poses are found: photograph after photograph, or all at once, as GLOMAP does (Pan et al. 2024)."""
-
-Features = Literal["sift", "aliked"]
-"""What is recognised: SIFT, or the learned ALIKED (Zhao et al. 2023) with the matcher LightGlue."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +87,6 @@ def process(
     frames: int = 120,
     matching: Matching | None = None,
     mapper: Mapper = "incremental",
-    features: Features = "sift",
     rig: bool = False,
     camera_model: str = "OPENCV",
     camera_per_image: bool = False,
@@ -110,7 +104,6 @@ def process(
         frames: Number of frames to take from a video.
         matching: Which pairs to compare; None compares all photographs of a folder, and neighbouring frames of a video.
         mapper: How to find poses.
-        features: What to recognise. Learned features need a pycolmap with ONNX and the weights in COLMAP's cache.
         rig: The source has a subfolder for each camera of a rig, and photographs of one name were taken at the same
             time. The global mapper then finds how the cameras are mounted.
         camera_model: COLMAP's name of the camera model.
@@ -119,8 +112,7 @@ def process(
         overwrite: Replace the results of an earlier call.
 
     Raises:
-        MissingPackageError: pycolmap is not installed, too old or without what learned features need, or PyAV is not
-            installed for a video.
+        MissingPackageError: pycolmap is not installed or too old, or PyAV is not installed for a video.
         FileNotFoundError: There is no such source.
         FileExistsError: The folder contains results of an earlier call, or other files with their names, which are
             never replaced.
@@ -133,7 +125,6 @@ def process(
     _check_camera_model(camera_model)
     if rig and mapper != "global":
         raise ValueError(f"mapper must be global for a rig whose geometry is unknown, got {mapper}")
-    _options(features)
     photographs = _photographs_of(source, rig)
     for name in OUTPUTS:
         if source.resolve().is_relative_to((folder / name).resolve()):
@@ -150,7 +141,7 @@ def process(
             for camera, paths in photographs.items():
                 copy_photographs(paths, images / camera, max_size)
         default: Matching = "sequential" if photographs is None else "exhaustive"
-        report = _reconstruct(work, camera_model, matching or default, mapper, features, rig, camera_per_image)
+        report = _reconstruct(work, camera_model, matching or default, mapper, rig, camera_per_image)
         files = sorted(path.relative_to(work).as_posix() for path in _files_in(work, OUTPUTS))
         content = dataclasses.asdict(report) | {"files": files}
         (work / REPORT).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -234,29 +225,8 @@ def _check_camera_model(name: str) -> None:
         raise ValueError(f"camera_model must be one of {', '.join(known)}, got {name!r}")
 
 
-def _options(features: Features) -> tuple[Any, Any]:
-    """Returns pycolmap's options of extraction and of matching. Raises MissingPackageError if it lacks the features."""
-    import pycolmap
-
-    extraction, comparison = pycolmap.FeatureExtractionOptions(), pycolmap.FeatureMatchingOptions()
-    if features == "sift":
-        return extraction, comparison
-    # Without ONNX COLMAP ends the process, and it would download weights.
-    cache = Path.home() / ".cache" / "colmap"
-    lacking = [name for name in _WEIGHTS if not any(cache.glob(f"*-{name}"))]
-    if not hasattr(extraction, "aliked") or lacking:
-        wanted = " and ".join(lacking or _WEIGHTS)
-        raise MissingPackageError(
-            f"features must be sift, got aliked, which needs {wanted} in {cache} and a pycolmap with ONNX, which those "
-            "on PyPI lack"
-        )
-    extraction.type = pycolmap.FeatureExtractorType.ALIKED_N16ROT
-    comparison.type = pycolmap.FeatureMatcherType.ALIKED_LIGHTGLUE
-    return extraction, comparison
-
-
 def _reconstruct(
-    folder: Path, camera_model: str, matching: Matching, mapper: Mapper, features: Features, rig: bool, per_image: bool
+    folder: Path, camera_model: str, matching: Matching, mapper: Mapper, rig: bool, per_image: bool
 ) -> Report:
     """Finds the poses of ``images`` in a folder and writes the largest COLMAP model to ``sparse/0``, z up."""
     import pycolmap
@@ -275,7 +245,6 @@ def _reconstruct(
     mode = pycolmap.CameraMode.PER_IMAGE if per_image else pycolmap.CameraMode.SINGLE
     reader = pycolmap.ImageReaderOptions()
     reader.camera_model = camera_model
-    extraction, comparison = _options(features)
     pycolmap.set_random_seed(0)
     # Otherwise, COLMAP logs a line for every photograph and pair.
     pycolmap.logging.minloglevel = pycolmap.logging.ERROR.value
@@ -283,12 +252,12 @@ def _reconstruct(
         logger.info("finding features of %d photographs ...", len(names))
         with _counting(rows.num_images, "finding features", len(names)):
             for group in groups.values():
-                pycolmap.extract_features(database, images, group, mode, reader, extraction)
+                pycolmap.extract_features(database, images, group, mode, reader)
         if rig:
             cameras = sorted({folder for folder, _ in groups})
             sensors = [{"image_prefix": f"{camera}/", "ref_sensor": camera == cameras[0]} for camera in cameras]
             pycolmap.apply_rig_config([pycolmap.RigConfig(cameras=sensors)], rows)
-        _match(rows, database, len(names), matching, comparison)
+        _match(rows, database, len(names), matching)
         logger.info("finding poses and points with the %s mapper ...", mapper)
         models = _map(database, images, work, len(names), mapper)
         if not models:
@@ -322,7 +291,7 @@ def _reconstruct(
     )
 
 
-def _match(rows: Any, database: Path, count: int, matching: Matching, options: Any) -> None:
+def _match(rows: Any, database: Path, count: int, matching: Matching) -> None:
     """Compares pairs of photographs. Raises ValueError if one lacks the position that spatial matching needs."""
     import pycolmap
 
@@ -335,7 +304,7 @@ def _match(rows: Any, database: Path, count: int, matching: Matching, options: A
     pairs = sum(max(0, count - distance) for distance in apart[matching])
     logger.info("%s matching, with %.0f features per photograph ...", matching, rows.num_keypoints() / count)
     with _counting(rows.num_matched_image_pairs, "matching pairs", pairs):
-        getattr(pycolmap, f"match_{matching}")(database, options)
+        getattr(pycolmap, f"match_{matching}")(database)
 
 
 def _map(database: Path, images: Path, work: Path, count: int, mapper: Mapper) -> list[Any]:

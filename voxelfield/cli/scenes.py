@@ -45,8 +45,6 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     add("--matching", choices=("exhaustive", "sequential", "spatial"), help=matching)
     mapper = "find poses one after another, or all at once (default: incremental)"
     add("--mapper", choices=("incremental", "global"), default="incremental", help=mapper)
-    features = "what to recognise; aliked needs a pycolmap with ONNX, and its weights (default: sift)"
-    add("--features", choices=("sift", "aliked"), default="sift", help=features)
     rig = "photographs of a rig, with a subfolder per camera and the same names in each; needs --mapper global"
     add("--rig", action="store_true", help=rig)
     model = "camera model of COLMAP, such as PINHOLE, SIMPLE_RADIAL or OPENCV (default: OPENCV)"

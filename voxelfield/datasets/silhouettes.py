@@ -65,7 +65,7 @@ class Silhouette:
     @classmethod
     def of(cls, alpha: Tensor) -> Silhouette:
         """Returns the silhouette of an image's opacity (H, W), uint8. Without opaque pixels, it is the whole image."""
-        # Not torch, whose threads take many times as long as this work where there are many.
+        # By numpy, because where there are many threads, torch's take many times as long as this work.
         opaque = alpha.numpy() >= _LEAST_ALPHA
         if blank := not opaque.any():
             opaque = np.ones_like(opaque)
@@ -205,7 +205,6 @@ def _is_empty(silhouette: Silhouette, sides: Sequence[tuple[Tensor, Tensor]]) ->
     """
     ends, beyond = [], torch.zeros_like(sides[0][0], dtype=torch.bool)
     for (pixel, reach), last in zip(sides, silhouette.counts.shape[::-1], strict=True):
-        # Rounded down by the conversion to integers: torch's floor would start threads, which takes far longer.
         low, high = ((pixel - reach) / silhouette.block, (pixel + reach) / silhouette.block + 1)
         beyond |= (low < 0) | (high >= last)
         ends.append([end.clamp_(0, last - 1).int() for end in (low, high)])
