@@ -60,11 +60,8 @@ class Architectures(NamedTuple):
         return any(serves(a, False) for a in self.sm) or any(serves(a, True) for a in self.ptx)
 
     def nvcc_flags(self) -> list[str]:
-        """Returns nvcc's ``-gencode`` flags.
-
-        Machine code for 9.0 is compiled as ``90a``, which adds products of warpgroups (wgmma) and runs on the same
-        GPUs.
-        """
+        """Returns nvcc's ``-gencode`` flags."""
+        # 90a runs on the GPUs of 90, and adds products of warpgroups (wgmma).
         machine = dict.fromkeys("90a" if a == "90" else a for a in self.sm)
         return [f"-gencode=arch=compute_{a},code=sm_{a}" for a in machine] + [
             f"-gencode=arch=compute_{a},code=compute_{a}" for a in self.ptx
