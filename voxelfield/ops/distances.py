@@ -92,21 +92,23 @@ def sample_distance(
     sampled = sample(grid, unit, with_gradient=truth_of("with_gradient", with_gradient))
     value, slope = sampled if with_gradient else (sampled, None)
     value = value.to(wide)
-    beyond = torch.where(finite, where - torch.minimum(torch.maximum(where, low), high), 0.0)
+    beyond = where - where.clamp(low, high)
     squared = beyond.square().sum(dim=-1, keepdim=True)
     outside = squared > 0
     distance = torch.where(outside, torch.where(outside, squared, 1.0).sqrt(), 0.0)
-    known = outside & (value >= 0) if bound == "lower" else torch.zeros_like(value, dtype=torch.bool)
-    linear = value + distance if bound == "upper" else value - distance
-    hypotenuse = torch.where(known, squared + value.square(), 1.0).sqrt()
-    result = torch.where(known, hypotenuse, linear).to(grid.dtype)
+    result = value + distance if bound == "upper" else value - distance
+    if bound == "lower":
+        known = outside & (value >= 0)
+        hypotenuse = torch.where(known, squared + value.square(), 1.0).sqrt()
+        result = torch.where(known, hypotenuse, result)
     if slope is None:
-        return result
+        return result.to(grid.dtype)
     slope = slope.to(wide) / (high - low)
     away = (beyond / torch.where(outside, distance, 1.0)).unsqueeze(-2)
+    if bound == "upper":
+        return result.to(grid.dtype), (slope + away).to(grid.dtype)
     curved = (value.unsqueeze(-1) * slope + beyond.unsqueeze(-2)) / hypotenuse.unsqueeze(-1)
-    slope = torch.where(known.unsqueeze(-1), curved, slope + away if bound == "upper" else slope - away)
-    return result, slope.to(grid.dtype)
+    return result.to(grid.dtype), torch.where(known.unsqueeze(-1), curved, slope - away).to(grid.dtype)
 
 
 @torch.no_grad()
