@@ -257,7 +257,8 @@ def refusal(*overrides: str) -> str:
         ),
         (
             "trainer.patches=3000",
-            "trainer.patches must have room in trainer.max_rays = 524288 rays, got 3000 patches of 768000 pixels",
+            "trainer.patches must have room in trainer.max_rays = 524288 rays, in early steps 0.25 of them "
+            "(trainer.small_batches), got 3000 patches of 768000 pixels",
         ),
         ("trainer.loss_scale=0", "trainer.loss_scale must be positive, got 0.0"),
         ("trainer.loss_scale=nan", "trainer.loss_scale must be positive and finite, got nan"),
