@@ -55,16 +55,21 @@ void launch_backward(const BackwardPlan& plan, const WeightBlockShares& shares, 
                       plan.mlp, pointers.partial, blocks * splits, weight_blocks, sums);
 }
 
-void launch_wgmma_backward(const MlpInputs& in, BackwardPointers pointers, const MlpGradients& sums) {
+// Returns whether the device has such a kernel.
+template <int Layers>
+bool launch_wgmma_backward(const MlpInputs& in, BackwardPointers pointers, const MlpGradients& sums) {
   const int tiles = std::max((in.rows.capacity + kWgmmaBackwardRows - 1) / kWgmmaBackwardRows, 1),
-            shared = WgmmaMemory::kBytes;
-  const int blocks = std::min(tiles, resident_blocks(mlp_backward_wgmma_kernel, kWgmmaBackwardThreads, shared));
+            shared = WgmmaMemory<Layers>::kBytes;
+  const auto kernel = mlp_backward_wgmma_kernel<Layers>;
+  if (!runs_wgmma(kernel, kWgmmaBackwardThreads)) return false;
+  const int blocks = std::min(tiles, resident_blocks(kernel, kWgmmaBackwardThreads, shared));
   const int weight_blocks = in.mlp.weight_blocks();
   const Tensor partial = new_empty(in.input, {blocks, weight_blocks, kWeightBlock * kWeightBlock}, ScalarType::Float);
   pointers.partial = reinterpret_cast<float4*>(partial.mutable_data_ptr<float>());
-  CudaBackend::launch(mlp_backward_wgmma_kernel, blocks, kWgmmaBackwardThreads, shared, in.mlp, in.rows, pointers);
+  CudaBackend::launch(kernel, blocks, kWgmmaBackwardThreads, shared, in.mlp, in.rows, pointers);
   CudaBackend::launch(mlp_reduce_kernel, weight_blocks * kWeightBlockVectors / kReduceVectors, kReduceThreads, 0,
                       in.mlp, pointers.partial, blocks, weight_blocks, sums);
+  return true;
 }
 
 void launch_planned_backward(const MlpInputs& in, BackwardPointers pointers, const MlpGradients& sums) {
@@ -129,11 +134,9 @@ std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, 
     grad_weights.push_back(new_empty(in.input, {network.layer[l].out, network.layer[l].in}, ScalarType::Float));
     sums.layer[l] = grad_weights[l].mutable_data_ptr<float>();
   }
-  if (suits_wgmma(in.mlp) && runs_wgmma(mlp_backward_wgmma_kernel, kWgmmaBackwardThreads)) {
-    launch_wgmma_backward(in, pointers, sums);
-  } else {
-    launch_planned_backward(in, pointers, sums);
-  }
+  const bool done = suits_wgmma(in.mlp) && (network.layers == 2 ? launch_wgmma_backward<2>(in, pointers, sums)
+                                                                : launch_wgmma_backward<4>(in, pointers, sums));
+  if (!done) launch_planned_backward(in, pointers, sums);
   if (in.mlp.input_pitch != network.in()) grad_input = repacked(grad_input, network.in());
   return {grad_input, grad_weights};
 }

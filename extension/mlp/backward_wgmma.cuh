@@ -1,5 +1,4 @@
-// The kernel of `mlp_backward` for a network of three hidden layers of 128, at most 32 inputs and at most 8 outputs,
-// the default colour network, on sm_90a.
+// The kernel of `mlp_backward` for the networks of suits_wgmma, on sm_90a.
 //
 // A block has two warpgroups and takes 128 rows at a time. Each warpgroup follows 64 of them through the layers; the
 // input, the activations and the gradients of all 128 rows are in shared memory, as are the weights. Each warpgroup
@@ -15,21 +14,22 @@ namespace voxelfield {
 constexpr int kWgmmaBackwardRows = 128, kWgmmaBackwardThreads = 2 * kWarpgroup;
 
 // The contents of shared memory, in order.
+template <int Layers>
 struct WgmmaMemory {
   static constexpr int kSquare = kWgmmaBackwardRows * kWgmmaWidth * 2, kInput = kWgmmaBackwardRows * kWgmmaInputs * 2;
-  static constexpr int kOutput = kWgmmaBackwardRows * kFewOutputs * 2;
-  static constexpr int kBytes = WgmmaWeights::kBytes + 4 * kSquare + 2 * (kInput + kOutput);
+  static constexpr int kOutput = kWgmmaBackwardRows * wgmma_outputs(Layers) * 2;
+  static constexpr int kBytes = WgmmaWeights<Layers>::kBytes + Layers * kSquare + 2 * (kInput + kOutput);
   static_assert(kBytes <= 227 * 1024, "a block has at most 227 KiB on sm_90");
 
-  WgmmaWeights weights;
-  PanelMatrix<128> activations[3], spare;  // (row, column); gradients replace what is no longer needed
-  unsigned rows;                           // of the input and of the output's gradient, for even and for odd turns
+  WgmmaWeights<Layers> weights;
+  PanelMatrix<128> spare;  // (row, column)
+  unsigned rows;           // of the input and of the output's gradient, for even and for odd turns
 
-  __device__ __forceinline__ explicit WgmmaMemory(unsigned from) : weights(from) {
-    const auto square = [&](int i) { return PanelMatrix<128>{from + WgmmaWeights::kBytes + i * kSquare, kSquare / 2}; };
-    for (int l = 0; l < 3; ++l) activations[l] = square(l);
-    spare = square(3);
-    rows = square(4).address;
+  __device__ __forceinline__ explicit WgmmaMemory(unsigned from)
+      : weights(from), spare{from + WgmmaWeights<Layers>::kBytes, kSquare / 2}, rows(activations(Layers - 1).address) {}
+  // The output of a layer, (row, column). Gradients replace what is no longer needed.
+  __device__ __forceinline__ PanelMatrix<128> activations(int l) const {
+    return {spare.address + (l + 1) * kSquare, kSquare / 2};
   }
   __device__ __forceinline__ PanelMatrix<64> input(int turn) const {  // (row, column)
     return {rows + turn * (kInput + kOutput), kInput};
@@ -39,12 +39,14 @@ struct WgmmaMemory {
   }
 };
 
-__global__ void __launch_bounds__(wgmma_bounds(kWgmmaBackwardThreads), 1)
+template <int Layers>
+__global__ void __launch_bounds__(wgmma_bounds(kWgmmaBackwardThreads), Layers == 2 ? 2 : 1)
     mlp_backward_wgmma_kernel(const __grid_constant__ Mlp mlp, RowCount rows,
                               const __grid_constant__ BackwardPointers pointers) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char operands[];
-  const WgmmaMemory shared(shared_address(operands));
+  constexpr int kSquares = Layers - 2, kEights = wgmma_outputs(Layers) / 8;
+  const WgmmaMemory<Layers> shared(shared_address(operands));
   const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroup, 0), lane = lane_of_warp();
   const int group_row = warpgroup * (kWgmmaBackwardRows / 2),
             own = threadIdx.x / kWarp * 16;  // within the block's rows
@@ -56,12 +58,12 @@ __global__ void __launch_bounds__(wgmma_bounds(kWgmmaBackwardThreads), 1)
   int first = blockIdx.x * kWgmmaBackwardRows + own;
   shared.weights.stage(mlp.network);
 
-  float hidden_sums[2][64] = {}, first_sums[16] = {}, last_sums[4] = {};
+  float hidden_sums[kSquares + 1][64] = {}, first_sums[16] = {}, last_sums[kEights][4] = {};
   Fragment tiles[2][1] = {}, output[1] = {};
   const auto load = [&] {
     if (first - own >= used) return;
     load_input(input_at(first), 0, tiles);
-    load_output(grads_at(first), 0, true, output);
+    load_output(grads_at(first), 0, Layers > 2 || mlp.few_outputs(), output);
     prefetch<1>(input_at(first + step));
     prefetch<1>(grads_at(first + step));
   };
@@ -71,7 +73,11 @@ __global__ void __launch_bounds__(wgmma_bounds(kWgmmaBackwardThreads), 1)
     const PanelMatrix<128> output_gradient = shared.output_gradient(turn);
 #pragma unroll
     for (int k = 0; k < 2; ++k) store_matrices(input.fragment(own, 16 * k), tiles[k][0]);
-    store_transposed(output_gradient.at(lane % 8, own + lane / 8 % 2 * 8), output[0]);
+#pragma unroll
+    for (int i = 0; i < kEights; ++i) {
+      store_transposed(output_gradient.at(8 * i + lane % 8, own + lane / 8 % 2 * 8), output[0].part[2 * i],
+                       output[0].part[2 * i + 1]);
+    }
 
     float sums[64];
     const auto keep = [&](const PanelMatrix<128>& to, auto&& convert) {
@@ -83,7 +89,7 @@ __global__ void __launch_bounds__(wgmma_bounds(kWgmmaBackwardThreads), 1)
     };
     const auto keep_activations = [&](int l) {
       wait_for_products<0>(sums);
-      keep(shared.activations[l], [](const Panel<1>& panel, int) { return to_half<true>(panel, 0); });
+      keep(shared.activations(l), [](const Panel<1>& panel, int) { return to_half<true>(panel, 0); });
     };
     begin_products();
 #pragma unroll
@@ -93,16 +99,16 @@ __global__ void __launch_bounds__(wgmma_bounds(kWgmmaBackwardThreads), 1)
     end_products();
     keep_activations(0);
 #pragma unroll
-    for (int l = 0; l < 2; ++l) {
+    for (int l = 1; l <= kSquares; ++l) {
       synchronize_warpgroup(warpgroup);
       begin_products();
 #pragma unroll
       for (int k = 0; k < kWgmmaWidth / 16; ++k) {
-        warpgroup_multiply<kAlongColumns, kAlongColumns>(sums, shared.activations[l].along_columns(group_row, k),
-                                                         shared.weights.hidden[l].along_columns(0, k), k == 0);
+        warpgroup_multiply<kAlongColumns, kAlongColumns>(sums, shared.activations(l - 1).along_columns(group_row, k),
+                                                         shared.weights.hidden(l).along_columns(0, k), k == 0);
       }
       end_products();
-      keep_activations(l + 1);
+      keep_activations(l);
     }
     __syncthreads();
 
@@ -110,7 +116,7 @@ __global__ void __launch_bounds__(wgmma_bounds(kWgmmaBackwardThreads), 1)
     const auto keep_gradients = [&](int l, const PanelMatrix<128>& to) {
       wait_for_products<1>(sums);
       keep(to, [&](const Panel<1>& panel, int i) {
-        const Fragment activation = load_matrices(shared.activations[l].fragment(own, 16 * i));
+        const Fragment activation = load_matrices(shared.activations(l).fragment(own, 16 * i));
         return where_positive(activation, to_half(panel, 0));
       });
     };
@@ -119,30 +125,35 @@ __global__ void __launch_bounds__(wgmma_bounds(kWgmmaBackwardThreads), 1)
     end_products();
 #pragma unroll
     for (int k = 0; k < kWgmmaBackwardRows / 16; ++k) {
-      warpgroup_multiply<kAlongRows, kAlongColumns>(last_sums, shared.activations[2].along_rows(k, warpgroup),
-                                                    output_gradient.along_columns(0, k), false);
+#pragma unroll
+      for (int i = 0; i < kEights; ++i) {
+        warpgroup_multiply<kAlongRows, kAlongColumns>(last_sums[i],
+                                                      shared.activations(kSquares).along_rows(k, warpgroup),
+                                                      output_gradient.along_columns(8 * i, k), false);
+      }
     }
     end_products();
-    keep_gradients(2, shared.spare);
-    wait_for_products<0>(last_sums);
+    keep_gradients(kSquares, shared.spare);
+#pragma unroll
+    for (int i = 0; i < kEights; ++i) wait_for_products<0>(last_sums[i]);
     __syncthreads();
 #pragma unroll
-    for (int l = 1; l >= 0; --l) {
-      const PanelMatrix<128>& leaving = l == 1 ? shared.spare : shared.activations[2];
+    for (int l = kSquares; l > 0; --l) {
+      const PanelMatrix<128> leaving = l == 2 ? shared.spare : shared.activations(2);
       begin_products();
 #pragma unroll
       for (int k = 0; k < kWgmmaWidth / 16; ++k) {
         warpgroup_multiply<kAlongColumns, kAlongRows>(sums, leaving.along_columns(group_row, k),
-                                                      shared.weights.hidden[l].along_rows(k), k == 0);
+                                                      shared.weights.hidden(l).along_rows(k), k == 0);
       }
       end_products();
 #pragma unroll
       for (int k = 0; k < kWgmmaBackwardRows / 16; ++k) {
         warpgroup_multiply<kAlongRows, kAlongRows>(hidden_sums[l], leaving.along_rows(k, warpgroup),
-                                                   shared.activations[l].along_rows(k), false);
+                                                   shared.activations(l - 1).along_rows(k), false);
       }
       end_products();
-      keep_gradients(l, l == 1 ? shared.activations[2] : shared.spare);
+      keep_gradients(l - 1, l == 2 ? shared.activations(2) : shared.spare);
       wait_for_products<0>(hidden_sums[l]);
       __syncthreads();
     }
@@ -191,16 +202,18 @@ __global__ void __launch_bounds__(wgmma_bounds(kWgmmaBackwardThreads), 1)
   };
   write(first_sums, kWgmmaInputs, row_block);
 #pragma unroll
-  for (int l = 0; l < 2; ++l) write(hidden_sums[l], kWgmmaWidth, across + (l * across + row_block) * across);
+  for (int l = 1; l <= kSquares; ++l) {
+    write(hidden_sums[l], kWgmmaWidth, across + ((l - 1) * across + row_block) * across);
+  }
   // The last layer's sums are transposed, and only its first rows have any.
-  float4* const last = partial + (across + 2 * across * across) * kWeightBlockVectors;
+  float4* const last = partial + (across + kSquares * across * across) * kWeightBlockVectors;
   for (int i = threadIdx.x; i < across * kWeightBlockVectors; i += kWgmmaBackwardThreads) last[i] = float4{};
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int in = own + lane / 4 + i / 2 * 8, out = lane % 4 * 2 + i % 2;
+  for (int i = 0; i < 4 * kEights; ++i) {
+    const int in = own + lane / 4 + i / 2 % 2 * 8, out = lane % 4 * 2 + i % 2;
     const int vector = in / kWeightBlock * kWeightBlockVectors + in % kWeightBlock / 8 * kWarp + out * 4 + in % 8 / 2;
-    reinterpret_cast<float*>(last + vector)[in % 2] = last_sums[i];
+    reinterpret_cast<float*>(last + vector)[i / 4 * 2 + in % 2] = last_sums[i / 4][i % 4];
   }
 #endif
 }

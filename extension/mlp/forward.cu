@@ -22,13 +22,18 @@ void launch_forward(const ForwardPlan& plan, const MlpInputs& in, const uint4* p
                       mutable_halves(output));
 }
 
-void launch_wgmma_forward(const MlpInputs& in, Tensor& output) {
-  const auto kernel = mlp_forward_wgmma_kernel;
+// Returns whether the device has such a kernel.
+template <int Layers>
+bool launch_wgmma_forward(const MlpInputs& in, Tensor& output) {
+  const auto kernel = mlp_forward_wgmma_kernel<Layers>;
+  constexpr int kBytes = WgmmaWeights<Layers>::kBytes;
+  if (!runs_wgmma(kernel, kWgmmaForwardThreads)) return false;
   const int tiles = (in.rows.capacity + 63) / 64;
-  const int blocks = std::min(tiles, resident_blocks(kernel, kWgmmaForwardThreads, WgmmaWeights::kBytes));
-  if (blocks == 0) return;
-  CudaBackend::launch(kernel, blocks, kWgmmaForwardThreads, WgmmaWeights::kBytes, in.mlp, in.rows, halves(in.input),
+  const int blocks = std::min(tiles, resident_blocks(kernel, kWgmmaForwardThreads, kBytes));
+  if (blocks == 0) return true;
+  CudaBackend::launch(kernel, blocks, kWgmmaForwardThreads, kBytes, in.mlp, in.rows, halves(in.input),
                       mutable_halves(output));
+  return true;
 }
 
 Tensor mlp_forward(const Tensor& input, const std::vector<Tensor>& weights, const std::optional<Tensor>& count) {
@@ -37,13 +42,13 @@ Tensor mlp_forward(const Tensor& input, const std::vector<Tensor>& weights, cons
   Tensor output = new_empty(in.input, {in.rows.capacity, in.mlp.output_pitch}, ScalarType::Half);
   const int limit = shared_memory_limit();
   const ForwardPlan plan = plan_forward(in.mlp, limit);
-  if (suits_wgmma(in.mlp) && runs_wgmma(mlp_forward_wgmma_kernel, kWgmmaForwardThreads)) {
-    launch_wgmma_forward(in, output);
-  } else if (plan.staged) {
+  const bool done = suits_wgmma(in.mlp) && (in.mlp.network.layers == 2 ? launch_wgmma_forward<2>(in, output)
+                                                                       : launch_wgmma_forward<4>(in, output));
+  if (!done && plan.staged) {
     dispatch_value<16, 32, 64, 128>(plan.mlp.network.width, [&](auto width) {
       launch_forward<StagedWeights, decltype(width)::value>(plan, in, nullptr, output);
     });
-  } else {
+  } else if (!done) {
     static std::once_flag warned;
     warn_of_packed_weights(warned, "mlp", in.mlp.network.staged_bytes(), limit);
     const Tensor packed = pack_weights(plan.mlp.network, in.input, false);

@@ -1,5 +1,5 @@
-// What both kernels on wgmma share. They serve the default colour network: three hidden layers of 128 (or padded to
-// that), at most 32 inputs and at most 8 outputs.
+// What both kernels on wgmma share. They serve the default networks: at most 32 inputs, hidden layers of 128 (or padded
+// to that), and four layers with at most 8 outputs (colour) or two layers with at most 16 (density and geometry).
 #pragma once
 
 #include "common/backend.cuh"
@@ -8,12 +8,15 @@
 
 namespace voxelfield {
 
-constexpr int kWgmmaWidth = 128, kWgmmaLayers = 4, kWgmmaInputs = 32;
+constexpr int kWgmmaWidth = 128, kWgmmaInputs = 32;
+
+// The number of outputs for which kernels of a number of layers have room.
+constexpr int wgmma_outputs(int layers) { return layers == 2 ? kOutputGroup : kFewOutputs; }
 
 inline bool suits_wgmma(const Mlp& mlp) {
   const Network& network = mlp.network;
-  return network.layers == kWgmmaLayers && network.width == kWgmmaWidth && network.padded_in == kWgmmaInputs &&
-         mlp.few_outputs();
+  return (network.layers == 2 || network.layers == 4) && network.width == kWgmmaWidth &&
+         network.padded_in == kWgmmaInputs && network.out() <= wgmma_outputs(network.layers);
 }
 
 // The largest block of a kernel on wgmma. Where there is no wgmma, the kernel is empty, and the bound tells the host
@@ -39,18 +42,20 @@ bool runs_wgmma(Kernel* kernel, int threads) {
 }
 
 // The weights in shared memory, (out, in) each.
+template <int Layers>
 struct WgmmaWeights {
   static constexpr int kSquare = kWgmmaWidth * kWgmmaWidth * 2, kFirst = kWgmmaWidth * kWgmmaInputs * 2;
-  static constexpr int kLast = kOutputGroup * kWgmmaWidth * 2, kBytes = 2 * kSquare + kFirst + kLast;
+  static constexpr int kLast = kOutputGroup * kWgmmaWidth * 2, kBytes = (Layers - 2) * kSquare + kFirst + kLast;
 
-  PanelMatrix<128> hidden[2];
   PanelMatrix<64> first;
   PanelMatrix<128> last;
 
   __device__ __forceinline__ explicit WgmmaWeights(unsigned from)
-      : hidden{{from, kSquare / 2}, {from + kSquare, kSquare / 2}},
-        first{from + 2 * kSquare, kFirst},
-        last{from + 2 * kSquare + kFirst, kLast / 2} {}
+      : first{from, kFirst}, last{from + kFirst, kLast / 2} {}
+
+  __device__ __forceinline__ PanelMatrix<128> hidden(int l) const {  // neither the first layer nor the last one
+    return {last.address + kLast + (l - 1) * kSquare, kSquare / 2};
+  }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   // Must be called by the whole block. Products may read the weights afterwards.
@@ -58,9 +63,8 @@ struct WgmmaWeights {
     const auto stage_all = [&](auto zero) {
       using weight_t = decltype(zero);
       stage_layer<weight_t>(network, 0, first);
-      stage_layer<weight_t>(network, 1, hidden[0]);
-      stage_layer<weight_t>(network, 2, hidden[1]);
-      stage_layer<weight_t>(network, 3, last);
+      for (int l = 1; l < Layers - 1; ++l) stage_layer<weight_t>(network, l, hidden(l));
+      stage_layer<weight_t>(network, Layers - 1, last);
     };
     network.float_weights ? stage_all(0.0f) : stage_all(__half{});
     publish_operands();

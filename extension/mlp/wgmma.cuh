@@ -121,11 +121,10 @@ __device__ __forceinline__ void warpgroup_multiply(float (&sums)[4], const Fragm
 #undef VOXELFIELD_NAMES_16
 #undef VOXELFIELD_NAMES_64
 
-// Writes the left half of a Fragment, 16 rows of 8 columns, transposed. Lane i gives the address of row i % 8 of the
-// result, from its column i / 8 % 2 * 8 on.
-__device__ __forceinline__ void store_transposed(unsigned address, const Fragment& f) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(f.part[0]),
-               "r"(f.part[1])
+// Writes half of a Fragment, 16 rows of 8 columns, transposed. Lane i gives the address of row i % 8 of the result,
+// from its column i / 8 % 2 * 8 on.
+__device__ __forceinline__ void store_transposed(unsigned address, unsigned upper, unsigned lower) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(upper), "r"(lower)
                : "memory");
 }
 
