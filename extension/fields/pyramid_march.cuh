@@ -16,20 +16,23 @@ constexpr int kMaxStrides = 32;
 
 using HalfScene = PyramidScene<torch::headeronly::Half>;
 
-// The features of a level at a point. Zeros where a block is not stored.
+// The features of a level at a point, summed in float16. Zeros where a block is not stored.
 template <bool Sparse>
 __device__ __forceinline__ uint2 read_level(const PyramidLevel<torch::headeronly::Half>& level, const float* point) {
   Stencil<float, int32_t> s;
   if (!level.template find<Sparse>(point, s)) return make_uint2(0, 0);
-  Vector<torch::headeronly::Half, kLevelChannels> corner[kCorners];
+  uint2 corner[kCorners];
 #pragma unroll
-  for (int k = 0; k < kCorners; ++k) corner[k] = load_constant<kLevelChannels>(level.features + s.offset(k));
-  Vector<float, kLevelChannels> sum{};
+  for (int k = 0; k < kCorners; ++k) corner[k] = __ldg(reinterpret_cast<const uint2*>(level.features + s.offset(k)));
+  __half2 sum[2] = {};
 #pragma unroll
-  for (int k = 0; k < kCorners; ++k) add_weighted(sum, s.value(k), corner[k]);
+  for (int k = 0; k < kCorners; ++k) {
+    const __half2 weight = __float2half2_rn(s.value(k));
+    sum[0] = __hfma2(weight, as_half2(corner[k].x), sum[0]);
+    sum[1] = __hfma2(weight, as_half2(corner[k].y), sum[1]);
+  }
   // An empty stencil may have read NaN, and NaN times zero is NaN, not zero.
-  if (s.empty) return make_uint2(0, 0);
-  return make_uint2(as_bits(to_half2(sum.lane[0], sum.lane[1])), as_bits(to_half2(sum.lane[2], sum.lane[3])));
+  return s.empty ? make_uint2(0, 0) : make_uint2(as_bits(sum[0]), as_bits(sum[1]));
 }
 
 // The ray that a thread marches.
