@@ -9,7 +9,7 @@ from voxelfield.ops.render_grid import cells_to_walk
 from voxelfield.ops.selection import MIN_WEIGHT
 
 DEFAULTS = {
-    **{"lens": None, "clip": None, "blocks": [], "boxes": []},
+    **{"across": 1, "lens": None, "clip": None, "blocks": [], "boxes": []},
     **{"min_transmittance": MIN_TRANSMITTANCE, "min_weight": MIN_WEIGHT},
 }
 

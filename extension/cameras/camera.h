@@ -7,22 +7,35 @@
 
 namespace voxelfield {
 
+// The point in a pixel, from 0 to 1, through which one of side x side rays goes. No two have the same x or the same y,
+// which are at equal distances (Chiu, Shirley and Wang 1994, without their random order); four form a rotated grid.
+struct PixelPoint {
+  float x, y;
+
+  VOXELFIELD_HOST_DEVICE PixelPoint(float right, float down, float side)
+      : x((right + (down + 0.5f) / side) / side), y((down + (side - right - 0.5f) / side) / side) {}
+};
+
 struct CameraView {
   const float* c2w;         // (4, 4), camera axes x right, y up, looking along -z
   const float* intrinsics;  // fx, fy, cx, cy in pixels
   Lens lens;
   int64_t width, height;
-  const float* aabb;  // if not null, rays are clipped to this box
+  const float* aabb;   // if not null, rays are clipped to this box
+  int32_t across = 1;  // squares of so many rays along each side are the pixels of a smaller image
 
-  // Returns the ray through the centre of a pixel.
-  VOXELFIELD_HOST_DEVICE Ray operator()(int64_t x, int64_t y) const {
-    return through(static_cast<float>(x) + 0.5f, static_cast<float>(y) + 0.5f);
+  // Returns the ray of a pixel: through its centre, or through the point of its square.
+  VOXELFIELD_HOST_DEVICE Ray operator()(int32_t x, int32_t y) const {
+    const int32_t left = x / across, top = y / across;
+    const auto side = static_cast<float>(across);
+    const PixelPoint point(static_cast<float>(x - left * across), static_cast<float>(y - top * across), side);
+    return through((static_cast<float>(left) + point.x) * side, (static_cast<float>(top) + point.y) * side);
   }
 
   // The same for a pixel in the order of rows.
   VOXELFIELD_HOST_DEVICE Ray operator[](int64_t pixel) const {
     const int64_t y = pixel / width;
-    return (*this)(pixel - y * width, y);
+    return (*this)(static_cast<int32_t>(pixel - y * width), static_cast<int32_t>(y));
   }
 
   // Returns the ray through a point of the image, in pixels from the corner of the image. The ray is sampled at the
@@ -54,20 +67,24 @@ struct CameraInputs {
   Tensor c2w, intrinsics;
   OptionalTensor background, lens;
   int64_t width, height;
+  int32_t across;
 
   CameraInputs(const Tensor& c2w, const Tensor& intrinsics, const OptionalTensor& lens, int64_t width, int64_t height,
-               const OptionalTensor& background)
+               int64_t across, const OptionalTensor& background)
       : c2w(checked("c2w", c2w, {4, 4}, ScalarType::Float, c2w)),
         intrinsics(checked("intrinsics", intrinsics, {4}, ScalarType::Float, c2w)),
         background(checked("background", background, {3}, ScalarType::Float, c2w)),
         lens(checked("lens", lens, {kLensNumbers}, ScalarType::Float, c2w)),
         width(width),
-        height(height) {
+        height(height),
+        across(static_cast<int32_t>(across)) {
     STD_TORCH_CHECK(width > 0 && height > 0, "width and height must be positive, got ", width, " and ", height);
+    STD_TORCH_CHECK(across > 0 && width % across == 0 && height % across == 0,
+                    "across must be positive and divide width and height, ", width, " and ", height, ", got ", across);
   }
 
   CameraView view(const float* aabb) const {
-    return {data_of(c2w), data_of(intrinsics), {data_of(lens)}, width, height, aabb};
+    return {data_of(c2w), data_of(intrinsics), {data_of(lens)}, width, height, aabb, across};
   }
 };
 

@@ -50,17 +50,14 @@ struct PixelRays {
     return index < 0 ? 0 : (index < count ? index : count - 1);
   }
 
-  // Returns the ray through the middle of one of the squares that divide a pixel. Squares are numbered row by row
-  // within a pixel, and pixels are numbered row by row through all images.
+  // Returns one of the rays that are spread over a pixel. They are numbered row by row within a pixel, and pixels are
+  // numbered row by row through all images.
   VOXELFIELD_HOST_DEVICE Ray ray(int64_t pixel, int64_t square) const {
     const int64_t size = width * height, camera = pixel / size, at = pixel - camera * size;
     const int64_t y = at / width, x = at - y * width, down = square / side, right = square - down * side;
+    const PixelPoint point(static_cast<float>(right), static_cast<float>(down), static_cast<float>(side));
     const CameraView view{c2w + 16 * camera, intrinsics + 4 * camera, lenses.at(camera), width, height, aabb};
-    return view.through(middle(x, right), middle(y, down));
-  }
-
-  VOXELFIELD_HOST_DEVICE float middle(int64_t pixel, int64_t square) const {
-    return static_cast<float>(pixel) + (static_cast<float>(square) + 0.5f) / static_cast<float>(side);
+    return view.through(static_cast<float>(x) + point.x, static_cast<float>(y) + point.y);
   }
 };
 

@@ -193,7 +193,7 @@ struct BakedPixels {
   template <bool Pieces>
   VOXELFIELD_HOST_DEVICE void render(const BakedScene& scene, int64_t x, int64_t y) const {
     const int64_t pixel = y * camera.width + x;
-    const Ray ray = camera(x, y);
+    const Ray ray = camera(static_cast<int32_t>(x), static_cast<int32_t>(y));
     const BakedTotals<Values> totals = BakedWalk<Pieces, Values>(scene)(ray);
     const float scale = 1.0f / fmaxf(totals.opacity, 1e-6f);
     ShadingRow<Values, scalar_t> row;
@@ -217,7 +217,7 @@ struct BakedPixels {
 template <typename Backend>
 struct BakedImageOps {
   static TensorTuple<4> render_baked_image(const Tensor& c2w, const Tensor& intrinsics, const OptionalTensor& lens,
-                                           int64_t width, int64_t height, const Tensor& occupied,
+                                           int64_t width, int64_t height, int64_t across, const Tensor& occupied,
                                            std::vector<int64_t> resolution, const Tensor& aabb_occupancy,
                                            const Tensor& any_density, double log_low, double log_step,
                                            const Tensor& any_values, const Tensor& any_first, const Tensor& any_side,
@@ -225,7 +225,7 @@ struct BakedImageOps {
                                            const Tensor& blocks, const Tensor& any_aabb, const OptionalTensor& any_clip,
                                            const Tensor& any_background, int64_t degree, double step,
                                            double min_transmittance, double min_weight, std::vector<double> boxes) {
-    const CameraInputs camera{c2w, intrinsics, lens, width, height, std::nullopt};
+    const CameraInputs camera{c2w, intrinsics, lens, width, height, across, std::nullopt};
     const CellInputs cells{occupied, resolution, aabb_occupancy, c2w};
     const typename Backend::Guard guard(c2w);
     check_step(step);

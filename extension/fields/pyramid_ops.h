@@ -159,14 +159,14 @@ struct MarchVisibleOps {
 template <typename Backend>
 struct PyramidImageOps {
   static TensorTuple<3> render_pyramid_image(const Tensor& c2w, const Tensor& intrinsics, const OptionalTensor& lens,
-                                             int64_t width, int64_t height, const Tensor& background,
+                                             int64_t width, int64_t height, int64_t across, const Tensor& background,
                                              const Tensor& occupied, std::vector<int64_t> resolution,
                                              const Tensor& aabb_occupancy, std::vector<Tensor> levels,
                                              std::vector<OptionalTensor> blocks, const Tensor& aabb,
                                              std::vector<Tensor> density_weights, std::vector<Tensor> color_weights,
                                              double step, double density_initial, int64_t degree,
                                              double min_transmittance, double min_weight, std::vector<double> boxes) {
-    const CameraInputs camera{c2w, intrinsics, lens, width, height, background};
+    const CameraInputs camera{c2w, intrinsics, lens, width, height, across, background};
     STD_TORCH_CHECK(double(width + kSquare) * double(height + kSquare) <= kMaxMarchedRays,
                     "an image must have 1 to 2^30 pixels, got ", width, " x ", height);
     STD_TORCH_CHECK(degree >= 0 && degree <= kMaxDegree, "degree must lie in 0..3, got ", degree);

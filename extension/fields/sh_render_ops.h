@@ -151,12 +151,12 @@ struct RenderOps {
   }
 
   static Rendered render_grid_image(const Tensor& c2w, const Tensor& intrinsics, const OptionalTensor& lens,
-                                    int64_t width, int64_t height, const Tensor& background, const Tensor& occupied,
-                                    std::vector<int64_t> resolution, const Tensor& aabb_occupancy, const Tensor& grid,
-                                    const OptionalTensor& density, const Tensor& aabb_grid, double step, int64_t degree,
-                                    double density_scale, double density_shift, double min_transmittance,
-                                    double min_weight) {
-    const CameraInputs camera{c2w, intrinsics, lens, width, height, background};
+                                    int64_t width, int64_t height, int64_t across, const Tensor& background,
+                                    const Tensor& occupied, std::vector<int64_t> resolution,
+                                    const Tensor& aabb_occupancy, const Tensor& grid, const OptionalTensor& density,
+                                    const Tensor& aabb_grid, double step, int64_t degree, double density_scale,
+                                    double density_shift, double min_transmittance, double min_weight) {
+    const CameraInputs camera{c2w, intrinsics, lens, width, height, across, background};
     const CellInputs cells{occupied, resolution, aabb_occupancy, c2w};
     const typename Backend::Guard guard(c2w);
     const Rendered out = allocate(c2w, {height, width});

@@ -33,7 +33,7 @@ STABLE_TORCH_LIBRARY_IMPL(voxelfield, CompositeExplicitAutograd, m) { m.impl("co
 #define RAYS "Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset"
 #define LINES "Tensor origins, Tensor directions, Tensor? near, Tensor? far"
 #define CELLS "Tensor occupied, int[] resolution, Tensor aabb_occupancy"
-#define CAMERA "Tensor c2w, Tensor intrinsics, Tensor? lens, int width, int height"
+#define CAMERA "Tensor c2w, Tensor intrinsics, Tensor? lens, int width, int height, int across"
 #define PYRAMID "Tensor[] levels, Tensor?[] blocks, Tensor aabb, Tensor[] density_weights"
 #define SH_FIELD                                                                         \
   "Tensor aabb_grid, float step, int degree, float density_scale, float density_shift, " \

@@ -47,8 +47,9 @@ def test_rays_are_the_cameras_and_colours_the_images(device, side, model):
         supersampling=side,
     )
     camera, at = index // (height * width), index % (height * width)
-    within = (torch.arange(side, device=device) + 0.5) / side
-    down, right = torch.meshgrid(within, within, indexing="ij")
+    down, right = torch.meshgrid(*[torch.arange(side, device=device)] * 2, indexing="ij")
+    # Of the side * side parts of a pixel's width and height, each has one ray.
+    right, down = (right * side + down + 0.5) / side**2, (down * side + side - 1 - right + 0.5) / side**2
     points = torch.stack(
         ((at % width)[:, None] + right.flatten(), (at // width)[:, None] + down.flatten()), dim=-1
     ).flatten(0, 1)

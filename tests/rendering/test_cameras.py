@@ -283,6 +283,20 @@ def test_enlarged_images_show_the_same_in_more_pixels(device, factor):
     torch.testing.assert_close(found, factor * pixels.double().cpu(), rtol=0, atol=1e-3 * factor)
 
 
+@pytest.mark.parametrize("across", [1, 2, 3])
+def test_rays_of_a_pixel_share_no_row_and_no_column(device, across):
+    cameras, aabb = make_cameras(device=device), torch.tensor([[-1.0] * 3, [1.0] * 3], device=device)
+    divided = dataclasses.replace(cameras.enlarged(across), across=across)
+    rays = divided.image_rays(1, aabb, slice(8 * across, 9 * across), slice(5 * across, 6 * across))
+    pixels, _ = project(cameras, torch.ones(across**2, dtype=torch.int64), rays.origins + 2 * rays.directions)
+    within = (pixels.cpu() - torch.tensor([5, 8])) * across**2
+    expected = torch.arange(across**2) + 0.5
+    for axis in (0, 1):
+        torch.testing.assert_close(within[:, axis].sort().values.float(), expected, rtol=0, atol=0.02)
+    parts = (within / across).long()
+    assert parts.tolist() == [[column, row] for row in range(across) for column in range(across)]
+
+
 def test_images_are_enlarged_by_whole_factors_of_numpy():
     cameras = make_cameras()
     assert cameras.enlarged(np.int64(2)).width == 2 * cameras.width

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import reference
@@ -282,20 +283,24 @@ def test_a_pixel_is_made_of_the_light_of_its_rays(device, make, pixel_averaging)
     field, occupancy, cameras = make().to(device), make_occupancy(device), make_cameras(device)
     scene, background = (field, occupancy, SETTINGS), background_on(device)
     view = FieldRenderer(*scene, background, supersampling=side, pixel_averaging=pixel_averaging).view(cameras, 1)
-    fine = Cameras(cameras.c2w, cameras.intrinsics * side, WIDTH * side, HEIGHT * side)
-    rays = FieldRenderer(*scene, torch.zeros_like(background)).view(fine, 1)
-    starts = [(row, column) for row in range(side) for column in range(side)]
+    rays, renderer = [], FieldRenderer(*scene, torch.zeros_like(background))
+    for row, column in itertools.product(range(side), repeat=2):
+        # Of the 9 parts of a pixel's width and height, each has one ray; here as the centre of another camera's pixel.
+        x, y = (side * column + row + 0.5) / side**2, (side * row + side - 1 - column + 0.5) / side**2
+        moved = cameras.intrinsics + torch.tensor([0, 0, 0.5 - x, 0.5 - y], device=device)
+        rays.append(renderer.view(dataclasses.replace(cameras, intrinsics=moved), 1))
     rgb, opacity, depth = (
-        torch.stack([values[row::side, column::side] for row, column in starts], dim=2).double()
-        for values in (rays.rgb, rays.opacity, rays.depth)
+        torch.stack([getattr(view, name) for view in rays], dim=2).double() for name in ("rgb", "opacity", "depth")
     )
     expected = reference.pixel_colors(
         rgb.reshape(-1, 3), opacity.flatten(), background.double(), side**2, pixel_averaging
     ).view(HEIGHT, WIDTH, 3)
-    torch.testing.assert_close(view.rgb.double(), expected, atol=1e-5, rtol=0)
-    torch.testing.assert_close(view.opacity.double(), opacity.mean(2), atol=1e-6, rtol=0)
     mean_depth = (depth * opacity).sum(2) / opacity.sum(2).clamp(min=1e-5)
-    torch.testing.assert_close(view.depth.double(), mean_depth, atol=1e-4, rtol=0)
+    # The rays have other roundings.
+    for actual, wanted in ((view.rgb, expected), (view.opacity, opacity.mean(2)), (view.depth, mean_depth)):
+        off = (actual.double() - wanted).abs()
+        assert off.mean() < MEAN_ERROR[device.type]
+        assert off.quantile(0.99) < MAX_ERROR[device.type]
     single_rays = FieldRenderer(*scene, background).view(cameras, 1)
     assert view.rgb.shape == single_rays.rgb.shape
     assert 0.001 < (view.rgb - single_rays.rgb).abs().mean() < 0.2
@@ -306,7 +311,7 @@ def test_pixels_of_linear_values_are_means_of_pixels(device, make):
     field, occupancy, cameras = make().to(device), make_occupancy(device), make_cameras(device)
     given = field, occupancy, SETTINGS, background_on(device)
     view = FieldRenderer(*given, supersampling=2, pixel_averaging="encoded").view(cameras, 1)
-    fine = FieldRenderer(*given).view(Cameras(cameras.c2w, cameras.intrinsics * 2, WIDTH * 2, HEIGHT * 2), 1)
+    fine = FieldRenderer(*given).view(dataclasses.replace(cameras.enlarged(2), across=2), 1)
     mean = sum(fine.rgb[row::2, column::2] for row in (0, 1) for column in (0, 1)) / 4
     torch.testing.assert_close(view.rgb, mean, atol=1e-6, rtol=0)
 

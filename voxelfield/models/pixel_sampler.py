@@ -16,7 +16,7 @@ from voxelfield.devices import read_from_host
 from voxelfield.distributed.shards import DividedRows, rows_between
 from voxelfield.models.batch import Batch, background_for, columns_and_rows
 from voxelfield.ops._internal.cameras import pixel_rays
-from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.cameras import Cameras, points_in_pixels
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.visual_hull import visual_hull
 
@@ -40,7 +40,7 @@ class PixelSampler:
     Args:
         split: Training images and cameras.
         device: Device of the batches.
-        supersampling: Number of rays along each side of a pixel, spread evenly over it.
+        supersampling: Number of rays along each side of a pixel (:func:`voxelfield.rendering.cameras.points_in_pixels`).
         patches: Number of square patches at the beginning of each batch. Patches lie inside an image, so pixels within
             half a patch of its edge are drawn with a different probability than others.
         patch_size: Side of the patches in pixels.
@@ -242,9 +242,9 @@ class PixelSampler:
     def _cast(self, index: Tensor, cameras: Cameras, aabb: Tensor) -> Rays:
         """Casts the rays of pixels (P,); the rays of each pixel are consecutive, row by row."""
         side = self._supersampling
-        middles = (torch.arange(side, device=index.device) + 0.5) / side
-        squares = torch.stack((middles.repeat(side), middles.repeat_interleave(side)), dim=1)
-        points = (self._corners(index)[:, None] + squares).view(-1, 2)
+        along = torch.arange(side, device=index.device)
+        within = points_in_pixels(torch.cartesian_prod(along, along).flip(-1), side)
+        points = (self._corners(index)[:, None] + within).view(-1, 2)
         camera_index = self.images_of(index).repeat_interleave(side * side)
         return cameras.rays(camera_index, points, aabb)
 

@@ -132,7 +132,8 @@ def _one_kernel(op: Op, source: ImageSource, finish: Callable[..., View] = View,
         width, height = cameras.size(index)
         lens = None if cameras.lens is None else cameras.lens.rows[index]
         camera = {"c2w": cameras.c2w[index], "intrinsics": cameras.intrinsics[index], "lens": lens}
-        return finish(*op.by_name(**camera, width=width, height=height, **inputs))
+        size = {"width": width, "height": height, "across": cameras.across}
+        return finish(*op.by_name(**camera, **size, **inputs))
 
     return draw
 

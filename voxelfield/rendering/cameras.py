@@ -52,6 +52,7 @@ class Cameras:
             another (rolling shutter). From each row of pixels to the next, a camera turns by a rotation vector (3) in
             radians and moves by a vector (3) in world units, both in its own frame; then follows how far below the top
             of the image, in pixels, it has the pose ``c2w``. None: all rows have that pose.
+        across: Squares of so many pixels along each side are the rays of one pixel, through :func:`points_in_pixels`.
 
     Raises:
         TypeError: A tensor has another dtype, or ``lens`` is not a :class:`Lens`.
@@ -67,6 +68,7 @@ class Cameras:
     sizes: Tensor | None = None
     values: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
     rolling: Tensor | None = field(default=None, kw_only=True)
+    across: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
         check_field("Cameras.c2w", self.c2w, ("N", 4, 4), torch.float32)
@@ -306,6 +308,8 @@ class Cameras:
     def image_rays(self, camera: int, aabb: Tensor, rows: slice = slice(None), columns: slice = slice(None)) -> Rays:
         """Casts one ray through the centre of every pixel of one camera, or of some rows and columns of its image.
 
+        Where :attr:`across` is not 1, it goes through the point of the pixel that :func:`points_in_pixels` returns.
+
         Args:
             camera: Index of the camera, 0 to N - 1.
             aabb: (2, 3) float32, low and high corner in world units, on the cameras' device.
@@ -321,9 +325,9 @@ class Cameras:
         if not 0 <= camera < len(self):
             raise IndexError(f"camera must be 0 <= camera < {len(self)}, got {camera}")
         device, (width, height) = self.c2w.device, self.size(camera)
-        across = torch.arange(width, device=device, dtype=torch.float32)[columns].add_(0.5)
-        down = torch.arange(height, device=device, dtype=torch.float32)[rows].add_(0.5)
-        pixels = torch.cartesian_prod(down, across).flip(-1)
+        across, down = (torch.arange(side, device=device, dtype=torch.float32) for side in (width, height))
+        pixels = torch.cartesian_prod(down[rows], across[columns]).flip(-1)
+        pixels = self.across * points_in_pixels(pixels, self.across)
         camera_index = torch.full((pixels.shape[0],), camera, dtype=torch.int64, device=device)
         return self.rays(camera_index, pixels, aabb)
 
@@ -428,6 +432,22 @@ def _size_fields(sizes: Tensor) -> dict[str, Any]:
     """Returns the fields ``width``, ``height`` and ``sizes`` of cameras with images of sizes (N, 2), N at least 1."""
     width, height = sizes.amax(dim=0).tolist()
     return {"width": width, "height": height, "sizes": None if bool((sizes == sizes[0]).all()) else sizes}
+
+
+def points_in_pixels(places: Tensor, across: int) -> Tensor:
+    """Returns the points in pixels (..., 2) through which rays go, of which ``across`` x ``across`` belong to a pixel.
+
+    No two rays of a pixel have the same column or row, and both are at equal distances (rooks in a grid: Chiu, Shirley
+    and Wang 1994, Multi-jittered sampling, without its random order). An edge along a row or column thus gets as many
+    shades as a pixel has rays. Four rays form a rotated grid; a single one goes through the centre.
+
+    Args:
+        places: (..., 2) column and row of each ray, counted in rays from a corner of the image or of the pixel.
+        across: Number of rays along each side of a pixel.
+    """
+    right, down = (places % across).unbind(-1)
+    within = torch.stack((right + (down + 0.5) / across, down + (across - right - 0.5) / across), dim=-1)
+    return places.div(across, rounding_mode="floor") + within / across
 
 
 def scaled_rolling(rolling: Tensor | None, factor: float | Tensor) -> Tensor | None:

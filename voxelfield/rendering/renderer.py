@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -43,7 +44,8 @@ class FieldRenderer:
         settings: Sampling settings.
         background: (3,) float32 colour behind the scene, on the field's device; or colours of directions. Backends
             then draw over black, and the background is added to their images.
-        supersampling: Number of rays along each side of a pixel. The pixel's colour is the mean of these rays' colours
+        supersampling: Number of rays along each side of a pixel, see
+            :func:`voxelfield.rendering.cameras.points_in_pixels`. The pixel's colour is the mean of these rays' colours
             in linear light, its opacity their mean opacity, its depth their mean depth weighted by opacity.
         pixel_averaging: Values that are averaged over a pixel's rays: ``linear_light``, or the ``encoded`` values as
             they are. Only used with supersampling.
@@ -146,8 +148,9 @@ class FieldRenderer:
             chunks = cameras.image_chunks(index, self._aabb, self._chunk)
             background = torch.cat([background(rays.directions) for rays in chunks])
         one = cameras[index : index + 1]
-        rays = draw(one.enlarged(self._supersampling) if self._supersampling > 1 else one, 0)
-        return _averaged(rays, self._supersampling, background, self._pixel_averaging)
+        side = self._supersampling
+        rays = draw(replace(one.enlarged(side), across=side), 0)
+        return _averaged(rays, side, background, self._pixel_averaging)
 
 
 def _averaged(view: View, side: int, background: Tensor, pixel_averaging: str) -> View:

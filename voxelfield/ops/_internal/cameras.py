@@ -105,8 +105,8 @@ def pixel_rays(
 ) -> PixelBatch:
     """Casts the rays of some pixels and reads the pixels' colours, in one pass, without derivatives.
 
-    A pixel is divided into equal squares, and the rays are those of :meth:`voxelfield.Cameras.rays` through the centres
-    of these squares. Does not synchronise with the device.
+    The rays are those of :meth:`voxelfield.Cameras.rays` through
+    :func:`voxelfield.rendering.cameras.points_in_pixels`. Does not synchronise with the device.
 
     Args:
         images: (N, H, W, 4) uint8, contiguous.
@@ -116,7 +116,7 @@ def pixel_rays(
         intrinsics: (N, 4) float32: fx, fy, cx, cy in pixels.
         aabb: (2, 3) float32, the box that bounds the rays, world units.
         lens: (N, 14) float32, :attr:`voxelfield.rendering.lens.Lens.rows`, or None for pinholes.
-        supersampling: Number of squares along each side of a pixel. With 1 the only ray goes through the centre.
+        supersampling: Number of rays along each side of a pixel. With 1 the only ray goes through the centre.
 
     Returns:
         R = P * supersampling**2 rays, pixel by pixel and row by row in each; and the pixels' colours. float32.
