@@ -147,9 +147,8 @@ class FieldRenderer:
         if isinstance(background, Environment):
             chunks = cameras.image_chunks(index, self._aabb, self._chunk)
             background = torch.cat([background(rays.directions) for rays in chunks])
-        one = cameras[index : index + 1]
         side = self._supersampling
-        rays = draw(replace(one.enlarged(side), across=side), 0)
+        rays = draw(replace(cameras.enlarged(side), across=side), index)
         return _averaged(rays, side, background, self._pixel_averaging)
 
 
