@@ -129,8 +129,8 @@ def run_rendering():
     aabb = torch.tensor([[-1.0] * 3, [1.0] * 3], device=device)
     occupied = torch.rand(9, 8, 10, device=device) < 0.5
     cells = (*ops.pack_occupancy(occupied), aabb), (empty_distance(occupied, 4), occupied.shape, aabb)
-    view = torch.eye(4, device=device), torch.full((4,), 10.0, device=device), torch.full((6,), 0.1, device=device)
-    camera = *view, True, 13, 7, torch.ones(3, device=device)
+    view = torch.eye(4, device=device), torch.full((4,), 10.0, device=device), None
+    camera = *view, 13, 7, 1, torch.ones(3, device=device)
     for dtype, degree, channels, cell_form in itertools.product(
         (torch.float32, torch.float16, torch.bfloat16), range(4), (49, 52, 56), cells
     ):

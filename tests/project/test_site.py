@@ -73,7 +73,7 @@ def test_every_setting_is_on_the_page_of_settings(reference: dict[str, Any]) -> 
     shown = set(re.findall(r"^- `([\w.]+)=", page, re.MULTILINE))
     composed = [compose(f"model={name}", name="train") for name in ("pyramid", "sh", "dense")]
     assert shown == {key for config in composed for key in flattened(OmegaConf.to_container(config))}
-    assert "- `trainer.steps=5600`, without a GPU `1200`<br>Number of optimizer steps\n" in page
+    assert "- `trainer.steps=5000`, without a GPU `1350`<br>Number of optimizer steps\n" in page
     assert not re.search("<br>$", page, re.MULTILINE), "a setting has no meaning"
 
 

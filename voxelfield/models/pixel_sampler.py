@@ -40,7 +40,7 @@ class PixelSampler:
     Args:
         split: Training images and cameras.
         device: Device of the batches.
-        supersampling: Number of rays along each side of a pixel (:func:`voxelfield.rendering.cameras.points_in_pixels`).
+        supersampling: Number of rays along each side of a pixel.
         patches: Number of square patches at the beginning of each batch. Patches lie inside an image, so pixels within
             half a patch of its edge are drawn with a different probability than others.
         patch_size: Side of the patches in pixels.

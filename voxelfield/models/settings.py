@@ -39,9 +39,9 @@ class OccupancyUpdates:
             that is less opaque on average (:meth:`voxelfield.OccupancyGrid.update_from_vertices`).
     """
 
-    resolution: Count = 128
+    resolution: Count = 192
     start: Natural = 100
-    every: Count = 50
+    every: Count = 100
     threshold: Annotated[float, Range(0, 1, low_open=True, high_open=True)] = 0.01
 
 

@@ -46,8 +46,8 @@ class RenderConfig:
         min_weight: Samples with a smaller compositing weight are dropped.
     """
 
-    voxels_per_step: Positive = 0.5
-    min_transmittance: BelowOne = 1e-3
+    voxels_per_step: Positive = 0.8
+    min_transmittance: BelowOne = 3e-3
     min_weight: BelowOne = 1e-3
 
 
@@ -205,7 +205,7 @@ class TrainerConfig(Group):
             ``continue`` or ``stop`` training. Earlier checkpoints remain in either case.
     """
 
-    steps: Count = 5600
+    steps: Count = 5000
     rates: RatesConfig = field(default_factory=RatesConfig)
     image_size: Count | None = None
     images: Literal["auto", "device", "host"] = "auto"
