@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from voxelfield.installed import VERSION
+from voxelfield.installed import VERSION, without_garbage_collection
 
 if TYPE_CHECKING:
     from voxelfield import ops as ops
@@ -71,15 +70,8 @@ def __getattr__(name: str) -> Any:
     """Imports a public name on first use and caches it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Importing torch creates about a million objects that are never freed. Scanning them for garbage would take a tenth
-    # of the import time.
-    collects_garbage = gc.isenabled()
-    gc.disable()
-    try:
+    with without_garbage_collection():
         module = importlib.import_module(f"voxelfield.{_HOMES.get(name, name)}")
-    finally:
-        if collects_garbage:
-            gc.enable()
     value = globals()[name] = module if name == "ops" else getattr(module, name)
     return value
 

@@ -8,7 +8,8 @@ import gc
 import pytest
 import torch
 
-from voxelfield.training.execution import GraphedCall, without_garbage_collection
+from voxelfield.installed import without_garbage_collection
+from voxelfield.training.execution import GraphedCall
 
 
 def test_every_call_counts(device):

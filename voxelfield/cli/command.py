@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import NoReturn
 
 import voxelfield
-from voxelfield.installed import MissingPackageError
+from voxelfield.installed import MissingPackageError, without_garbage_collection
 from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
 
 logger = logging.getLogger(__name__)
@@ -132,26 +132,22 @@ def show(text: str) -> None:
 def _imported(name: str) -> ModuleType:
     """Imports a module without garbage collection; Ctrl-C ends the process immediately.
 
-    Importing torch creates about a million objects that are never freed. Scanning them in each garbage collection would
-    take a tenth of the start-up time. Modules catch exceptions of their imports, and compiled ones turn them into
-    others, so KeyboardInterrupt would not end the program.
+    Modules catch exceptions of their imports, and compiled ones turn them into others, so KeyboardInterrupt would not
+    end the program.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     handler = signal.signal(signal.SIGINT, lambda *_: _end()) if in_main_thread else None
     if drawn := sys.stderr.isatty():
         print(_IMPORTING, end="\r", file=sys.stderr, flush=True)  # noqa: T201
-    collects_garbage = gc.isenabled()
-    gc.disable()
-    try:
-        return importlib.import_module(name)
-    finally:
-        if drawn:
-            print(" " * len(_IMPORTING), end="\r", file=sys.stderr, flush=True)  # noqa: T201
-        gc.freeze()
-        if collects_garbage:
-            gc.enable()
-        if in_main_thread:
-            signal.signal(signal.SIGINT, handler)
+    with without_garbage_collection():
+        try:
+            return importlib.import_module(name)
+        finally:
+            if drawn:
+                print(" " * len(_IMPORTING), end="\r", file=sys.stderr, flush=True)  # noqa: T201
+            gc.freeze()
+            if in_main_thread:
+                signal.signal(signal.SIGINT, handler)
 
 
 def _end_with_launcher() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+
+from voxelfield.installed import without_garbage_collection
 
 # Number of calls before the first capture; the first ones allocate memory that later ones reuse.
 _WARM_UP = 3
@@ -74,21 +75,6 @@ def reproducible(wanted: bool) -> Iterator[None]:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
-@contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """Keeps Python from collecting garbage, in any thread.
-
-    During the capture of a graph, memory that GPUs share must not be freed; an attempt would end the process.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
 class GraphedCall:
     """Calls a function without arguments: directly at first, then by replaying a CUDA graph, if it ``captures`` one.
 
@@ -129,6 +115,7 @@ class GraphedCall:
         stream = torch.cuda.Stream(self._device)
         # Other threads, such as a viewer's, may use the device on their own streams at the same time.
         capture = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
+        # Garbage may be memory that GPUs share, which must not be freed meanwhile: an attempt would end the process.
         try:
             with torch.cuda.device(self._device), without_garbage_collection(), capture:
                 self._function()
