@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -148,6 +148,17 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     # The builtin open instead of tempfile, whose files are readable by their owner only, and would stay so.
     with atomic_path(path) as temporary, temporary.open("x+b") as file:
         yield file
+
+
+def write_file(path: str | os.PathLike[str], content: bytes | memoryview) -> None:
+    """Writes a file, which replaces ``path`` once it is complete; see :func:`atomic_path`."""
+    with atomic_write(path) as file:
+        file.write(content)
+
+
+def write_json(path: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
+    """Writes a JSON object as :func:`write_file` does, with an entry a line."""
+    write_file(path, (json.dumps(values, indent=1) + "\n").encode())
 
 
 def is_replaceable(path: Path) -> bool:

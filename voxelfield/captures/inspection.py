@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from voxelfield.captures.capture import Capture, read_capture
 from voxelfield.captures.checks import Finding, check_capture
-from voxelfield.files import atomic_write
+from voxelfield.files import write_file
 from voxelfield.media.html import page_template
 from voxelfield.messages import one_line, printable
 from voxelfield.rendering.pixels import jpeg_bytes
@@ -65,10 +65,8 @@ def inspect_scene(
     rows, findings = measures(capture), check_capture(capture)
     notes = [Finding("loading", one_line(printable(record.getMessage()))) for record in warnings.buffer]
     picture = draw(capture)
-    with atomic_write(out / PICTURE) as file:
-        file.write(picture)
-    with atomic_write(out / PAGE) as file:
-        file.write(make_page(capture, rows, [*notes, *findings], picture).encode())
+    write_file(out / PICTURE, picture)
+    write_file(out / PAGE, make_page(capture, rows, [*notes, *findings], picture).encode())
     return rows, findings
 
 

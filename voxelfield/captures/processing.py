@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 import shutil
@@ -20,7 +19,7 @@ import numpy as np
 from voxelfield.captures.photographs import copy_photographs, extract_frames, photographs_in
 from voxelfield.datasets.images import Size, image_files, image_size
 from voxelfield.datasets.lenses import CAMERA_MODELS
-from voxelfield.files import IMAGE_SUFFIXES, read_json_object
+from voxelfield.files import IMAGE_SUFFIXES, read_json_object, write_json
 from voxelfield.installed import MissingPackageError, import_optional
 from voxelfield.messages import printable
 from voxelfield.progress import Progress
@@ -143,8 +142,7 @@ def process(
         default: Matching = "sequential" if photographs is None else "exhaustive"
         report = _reconstruct(work, camera_model, matching or default, mapper, rig, camera_per_image)
         files = sorted(path.relative_to(work).as_posix() for path in _files_in(work, OUTPUTS))
-        content = dataclasses.asdict(report) | {"files": files}
-        (work / REPORT).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_json(work / REPORT, dataclasses.asdict(report) | {"files": files})
         # Again, because files may have been added in the meantime.
         _check_replaceable(folder, overwrite)
         folder.mkdir(parents=True, exist_ok=True)

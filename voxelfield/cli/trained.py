@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import threading
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from voxelfield.evaluation.evaluation import write_table
 from voxelfield.evaluation.metrics import check_lpips
 from voxelfield.export.registry import check_files, export, formats
 from voxelfield.export.registry import options as options_of_formats
-from voxelfield.files import atomic_write
+from voxelfield.files import write_json
 from voxelfield.hub import push
 from voxelfield.installed import MissingPackageError
 from voxelfield.messages import clipped, reason_of
@@ -108,8 +107,7 @@ def run_eval(options: argparse.Namespace) -> None:
             **({} if cost is None else {"baking_cost": cost}),
             "per_view": evaluation.per_view(),
         }
-        with atomic_write(options.json) as file:
-            file.write((json.dumps(figures, indent=1) + "\n").encode())
+        write_json(options.json, figures)
 
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:

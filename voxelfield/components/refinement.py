@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +23,7 @@ from voxelfield.config import BelowOne, Natural, Positive, Range, Resolution
 from voxelfield.datasets.lenses import share_camera_model, transforms_camera
 from voxelfield.datasets.scene import Split
 from voxelfield.fields.environment import environment_of
-from voxelfield.files import atomic_write
+from voxelfield.files import write_json
 from voxelfield.foundation.optimizers import EagerAdamW, exponential_decay, load_moments
 from voxelfield.models.component import Component
 from voxelfield.models.losses import photometric
@@ -452,8 +451,7 @@ def write_cameras(path: Path, split: Split, cameras: Cameras, origin: Sequence[f
         {"file_path": name, **transforms_camera(cameras, index, cameras.size(index), origin)}
         for index, name in enumerate(names)
     ]
-    with atomic_write(path) as file:
-        file.write((json.dumps(share_camera_model(frames), indent=1) + "\n").encode())
+    write_json(path, share_camera_model(frames))
 
 
 def refine_views(

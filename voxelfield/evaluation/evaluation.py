@@ -15,7 +15,7 @@ import torch
 
 from voxelfield.devices import Uploads
 from voxelfield.evaluation.metrics import cross_fitted, psnr, ssim
-from voxelfield.files import atomic_write, is_replaceable
+from voxelfield.files import is_replaceable, write_file
 from voxelfield.media.png import BackgroundWriter
 from voxelfield.progress import tracked
 from voxelfield.rendering.pixels import composite_background
@@ -170,15 +170,13 @@ def write_table(path: Path, evaluation: Evaluation) -> None:
     table = csv.DictWriter(text, rows[0], lineterminator="\n")
     table.writeheader()
     table.writerows(rows)
-    with atomic_write(path) as file:
-        file.write(text.getvalue().encode())
+    write_file(path, text.getvalue().encode())
 
 
 def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
     """Writes a run's metrics.json atomically, keys sorted; raises ValueError if a number is not finite."""
     text = json.dumps(metrics, indent=2, sort_keys=True, allow_nan=False) + "\n"
-    with atomic_write(path) as file:
-        file.write(text.encode())
+    write_file(path, text.encode())
 
 
 def picture_name(view: str) -> str:

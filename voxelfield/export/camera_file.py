@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from voxelfield.datasets.images import image_size
 from voxelfield.datasets.lenses import share_camera_model, transforms_camera
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.export.registry import ExportFormat, ExportSource
-from voxelfield.files import atomic_write, check_suffix
+from voxelfield.files import check_suffix, write_json
 
 
 def save_cameras(path: Path | str, scene: Scene, folder: Path) -> None:
@@ -34,8 +33,7 @@ def save_cameras(path: Path | str, scene: Scene, folder: Path) -> None:
     frames = {name: _frames(split, folder, scene.origin) for name, split in scene.splits.items()}
     content = share_camera_model([frame for each in frames.values() for frame in each])
     content |= {f"{name}_filenames": [frame["file_path"] for frame in each] for name, each in frames.items()}
-    with atomic_write(path) as file:
-        file.write((json.dumps(content, indent=1) + "\n").encode())
+    write_json(path, content)
 
 
 def _frames(split: Split, folder: Path, origin: Sequence[float]) -> list[dict[str, Any]]:

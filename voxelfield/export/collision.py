@@ -14,7 +14,7 @@ from voxelfield.export.mesh import LEVEL_LENGTH, keep_largest_component, upright
 from voxelfield.export.mesh_file import Y_UP, mesh_package
 from voxelfield.export.registry import ExportFormat, ExportSource, Option
 from voxelfield.export.surfaces import half_absorbing_density
-from voxelfield.files import atomic_write
+from voxelfield.files import write_file
 from voxelfield.foundation.checks import check_at_least_one
 from voxelfield.models.model import Model
 from voxelfield.ops.distances import march_cubes
@@ -93,8 +93,7 @@ def _write(path: Path, source: ExportSource, **options: int) -> str:
     vertices, faces = collision_mesh(source.model, source.training_cameras(), **options)
     turn = Y_UP @ source.once(upright).to(Y_UP)
     mesh = mesh_package("trimesh").Trimesh((vertices @ turn.T).numpy(), faces.numpy(), process=False)
-    with atomic_write(path) as file:
-        file.write(mesh.export(file_type="glb", include_normals=False))
+    write_file(path, mesh.export(file_type="glb", include_normals=False))
     return f"{len(faces)} triangles"
 
 

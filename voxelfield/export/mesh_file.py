@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.files import atomic_path, atomic_write, check_suffix
+from voxelfield.files import atomic_path, check_suffix, write_file
 from voxelfield.installed import import_optional
 from voxelfield.rendering.pixels import linear_light, to_uint8
 
@@ -103,8 +103,7 @@ def save_points(path: Path | str, cloud: PointCloud) -> None:
     columns = (*cloud.points.T, *cloud.normals.T, *cloud.colors.T)
     for name, column in zip(_FLOATS + _CHANNELS, columns, strict=True):
         rows[name] = column.numpy()
-    with atomic_write(path) as file:
-        file.write(binary_ply(rows))
+    write_file(path, binary_ply(rows))
 
 
 def binary_ply(rows: np.ndarray) -> bytes:

@@ -24,7 +24,7 @@ from voxelfield.export.registry import ExportFormat, ExportSource, Option
 from voxelfield.fields.decoders import DeferredMLPDecoder
 from voxelfield.fields.field import Field, RadianceField
 from voxelfield.fields.harmonics import BASES, HarmonicsDecoder, common_directions
-from voxelfield.files import MARK, atomic_write, is_replaceable
+from voxelfield.files import MARK, atomic_write, is_replaceable, write_file
 from voxelfield.grids.boxes import cell_indices
 from voxelfield.grids.sparse_grid import BLOCK_CELLS, BLOCK_VERTICES
 from voxelfield.media.html import page_template
@@ -119,8 +119,7 @@ def save_web_page(
         if not _is_data(page.with_name(file)):
             raise FileExistsError(f"{page.with_name(file)} was not written by voxelfield: choose another folder")
     for name, file in files.items():
-        with atomic_write(page.with_name(file)) as opened:
-            opened.write(stored[name])
+        write_file(page.with_name(file), stored[name])
     if beside:
         logger.info("the data are in %d files beside the page, which must be opened from a server", len(files))
     first = cameras[:1].pinholes()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from voxelfield.files import MARK, atomic_path, atomic_write, is_replaceable, read_json_object
+from voxelfield.files import MARK, atomic_path, is_replaceable, read_json_object, write_json
 from voxelfield.installed import import_optional
 from voxelfield.media.png import BackgroundWriter, write_png
 from voxelfield.rendering.cameras import Cameras
@@ -98,8 +97,7 @@ class FrameFolder:
             raise ValueError(f"{folder} contains frames of another run, path or size; see its {DESCRIPTION}")
         for path in own:
             path.unlink()
-        with atomic_write(folder / DESCRIPTION) as file:
-            file.write((json.dumps(description, indent=1) + "\n").encode())
+        write_json(folder / DESCRIPTION, description)
 
     def _read_description(self, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
         """Returns the description of the frames in the folder, or None if the folder is empty."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from voxelfield.devices import AHEAD, OnDevice
-from voxelfield.files import atomic_write
+from voxelfield.files import write_file
 from voxelfield.installed import import_optional
 from voxelfield.media.png import BackgroundWriter
 from voxelfield.rendering.pixels import to_uint8
@@ -90,8 +90,7 @@ def write_video(path: Path, images: Iterable[Tensor], fps: float = 30, *, room: 
                     writer.submit(video.write_frame, frame)
     except av.FFmpegError as error:
         raise OSError(f"{path} could not be written: FFmpeg stopped ({error})") from error
-    with atomic_write(path) as file:
-        file.write(encoded.getbuffer())
+    write_file(path, encoded.getbuffer())
 
 
 def _on_host(images: Iterable[Tensor]) -> Iterator[npt.NDArray[np.uint8]]:

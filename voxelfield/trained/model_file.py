@@ -25,7 +25,7 @@ from torch import Tensor
 
 from voxelfield import ops
 from voxelfield.components.registry import recorded
-from voxelfield.files import atomic_write, read_regular
+from voxelfield.files import read_regular, write_file
 from voxelfield.foundation.checks import check_choice
 from voxelfield.foundation.errors import shown
 from voxelfield.grids.boxes import check_box
@@ -147,9 +147,8 @@ def save_model(
         "config": recorded(run.config),
     }
     on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    with atomic_write(Path(path)) as file:
-        # A single string, because the order of several metadata entries, and thus the file, would vary from run to run.
-        file.write(save(on_cpu, metadata={_NAME: with_checksum(json.dumps(description), on_cpu)}))
+    # A single string, because the order of several metadata entries, and thus the file, would vary from run to run.
+    write_file(path, save(on_cpu, metadata={_NAME: with_checksum(json.dumps(description), on_cpu)}))
 
 
 def read_model_file(path: Path, device: torch.device) -> dict[str, Any]:
