@@ -22,6 +22,7 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, scaled
 from voxelfield.datasets.registry import Format, contains
 from voxelfield.datasets.scene import Scene
+from voxelfield.rendering.rigid import pose_matrices
 
 FILE = "poses_bounds.npy"
 
@@ -51,8 +52,7 @@ def load_llff(folder: Path, options: LoadOptions) -> Scene:
         raise ValueError(f"{file}: must have a row for each image, got {len(rows)} rows and {len(paths)} images")
     matrices, (near, far) = rows[:, :15].view(-1, 3, 5), rows[:, 15:].unbind(dim=-1)
     down, right, backwards, position = matrices[..., :4].unbind(dim=-1)
-    c2w = torch.eye(4, dtype=torch.float64).repeat(len(rows), 1, 1)
-    c2w[:, :3] = torch.stack((right, -down, backwards, position), dim=-1)
+    c2w = pose_matrices(torch.stack((right, -down, backwards), dim=-1), position)
     height, width, focal = matrices[..., 4].unbind(dim=-1)
     if not bool(((height > 0) & (width > 0) & (focal > 0) & (near > 0) & (far > near)).all()):
         raise ValueError(

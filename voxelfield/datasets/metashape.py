@@ -34,6 +34,7 @@ from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.text_files import files_with, numbers_in, read_xml, warn_of_unused
 from voxelfield.foundation.errors import shown
 from voxelfield.rendering.lens import Lens, LensModel
+from voxelfield.rendering.rigid import pose_matrices
 
 logger = logging.getLogger(__name__)
 
@@ -137,13 +138,11 @@ def _in_world(file: Path, transform: ElementTree.Element | None, poses: Tensor) 
         numbers_in(f"{file}: {key}", transform.findtext(key, default), (len(default.split()),), f"numbers as {default}")
         for key, default in defaults.items()
     )
-    motion = torch.eye(4, dtype=torch.float64)
-    # Positions on Earth need the digits of float64.
-    motion[:3, :3] = torch.tensor(rotation, dtype=torch.float64).view(3, 3)
-    motion[:3, 3] = torch.tensor(shift, dtype=torch.float64)
     world = poses.clone()
     world[:, :3, 3] *= scale
-    world = motion @ world
+    # Positions on Earth need the digits of float64.
+    axes = torch.tensor(rotation, dtype=torch.float64).view(3, 3)
+    world = pose_matrices(axes, torch.tensor(shift, dtype=torch.float64)) @ world
     middle = world[:, :3, 3].median(dim=0).values
     if not _EARTH[0] < float(middle.norm()) < _EARTH[1]:
         return world
@@ -153,8 +152,7 @@ def _in_world(file: Path, transform: ElementTree.Element | None, poses: Tensor) 
     latitude, longitude = math.degrees(math.asin(up[2])), math.degrees(math.atan2(up[1], up[0]))
     logger.info("%s: positions are metres east, north and up of %.6f, %.6f degrees", file, latitude, longitude)
     world[:, :3, 3] -= middle
-    motion[:3, :3], motion[:3, 3] = torch.stack((east, torch.linalg.cross(up, east), up)), 0
-    return motion @ world
+    return pose_matrices(torch.stack((east, torch.linalg.cross(up, east), up)), torch.zeros_like(up)) @ world
 
 
 FORMAT = Format("Metashape", "cameras.xml, of any name", lambda folder: bool(_files(folder)), load_metashape, order=70)

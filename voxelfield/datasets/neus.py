@@ -28,6 +28,7 @@ from voxelfield.datasets.registry import Format, contains
 from voxelfield.datasets.scene import Scene
 from voxelfield.files import open_regular
 from voxelfield.messages import reason_of
+from voxelfield.rendering.rigid import pose_matrices
 
 logger = logging.getLogger(__name__)
 
@@ -138,8 +139,7 @@ def _camera(name: str, projection: npt.NDArray[np.float64]) -> tuple[Tensor, Int
     signs = np.where(np.diag(upper) < 0, -1.0, 1.0)
     intrinsics = np.linalg.inv(signs[:, None] * upper)
     intrinsics /= intrinsics[2, 2]
-    c2w = torch.eye(4, dtype=torch.float64)
-    c2w[:3, :3], c2w[:3, 3] = torch.from_numpy(rotation * signs), torch.from_numpy(-inverse @ offset)
+    c2w = pose_matrices(torch.from_numpy(rotation * signs), torch.from_numpy(-inverse @ offset))
     (fx, skew, cx), (_, fy, cy) = intrinsics[:2].tolist()
     if not abs(skew) <= _SKEW * fy:
         raise ValueError(f"{name} must be that of a camera without skew, got {skew:g} beside a focal length of {fx:g}")

@@ -26,6 +26,7 @@ from voxelfield.datasets.registry import Format
 from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.text_files import files_with, numbers_in, read_xml, warn_of_unused
 from voxelfield.foundation.errors import shown
+from voxelfield.rendering.rigid import pose_matrices
 
 _NAMESPACE = "http://www.capturingreality.com/ns/xcr/1.1#"
 _FILM = 36.0  # millimetres
@@ -79,9 +80,8 @@ def _photo(file: Path, path: Path) -> Photo:
             "the alignment settings, or undistort the images first"
         )
     lens = photo_lens(str(file), "perspective", dict(zip(("k1", "k2", "k3", "k4", "p1", "p2"), terms, strict=False)))
-    c2w = torch.eye(4, dtype=torch.float64)
-    c2w[:3, :3] = torch.tensor(rotation, dtype=torch.float64).view(3, 3).mT
-    c2w[:3, 3] = torch.tensor(position, dtype=torch.float64)
+    axes = torch.tensor(rotation, dtype=torch.float64).view(3, 3).mT
+    c2w = pose_matrices(axes, torch.tensor(position, dtype=torch.float64))
     relative = (focal / _FILM, aspect * focal / _FILM, u, v)
     return Photo(path, turned_about(c2w), partial(_of_size, relative), lens, pose_name=f"{file}: xcr:Rotation")
 

@@ -24,7 +24,7 @@ from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.text_files import json_numbers, warn_of_unused
 from voxelfield.files import read_json_object
 from voxelfield.foundation.errors import shown
-from voxelfield.rendering.rigid import rotations
+from voxelfield.rendering.rigid import pose_matrices, rotations
 
 _LAYOUTS = (("metadata.json", "rgb"), ("metadata", "rgbd"))
 _READ = ("w", "h", "K", "perFrameIntrinsicCoeffs", "poses")
@@ -41,10 +41,8 @@ def load_record3d(folder: Path, options: LoadOptions) -> Scene:
     if not isinstance(listed, list) or not listed:
         raise ValueError(f"{file}: 'poses' must be a list with entries, got {shown(listed)}")
     poses = torch.tensor([json_numbers(file, "poses", pose, 7) for pose in listed], dtype=torch.float64)
-    c2w = torch.eye(4, dtype=torch.float64).repeat(len(poses), 1, 1)
     # A quaternion of another length gives no rotation, which load_capture refuses.
-    c2w[:, :3, :3] = rotations(poses[:, [3, 0, 1, 2]])
-    c2w[:, :3, 3] = poses[:, 4:]
+    c2w = pose_matrices(rotations(poses[:, [3, 0, 1, 2]]), poses[:, 4:])
     w, h = (json_numbers(file, key, [meta.get(key)], 1)[0] for key in ("w", "h"))
     own = meta.get("perFrameIntrinsicCoeffs")
     if not own:

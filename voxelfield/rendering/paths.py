@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from voxelfield.foundation.checks import check_at_least_one
 from voxelfield.rendering.cameras import Cameras, check_not_empty, scaled_rolling
 from voxelfield.rendering.render import View
-from voxelfield.rendering.rigid import quaternions, rotations
+from voxelfield.rendering.rigid import pose_matrices, quaternions, rotations
 from voxelfield.warps.warp import Warp
 
 PATHS = ("orbit", "spiral", "interpolate")
@@ -170,7 +170,7 @@ def through(cameras: Cameras, frames: int, *, closed: bool = False) -> Cameras:
         rows = torch.cat((rows[-1:], rows, rows[:2] if len(rows) > 1 else rows[[0, 0]]))
         stations += 1
     curve = _catmull_rom(rows, stations)
-    c2w = _poses(rotations(F.normalize(curve[:, _TURN], dim=-1)), curve[:, :3])
+    c2w = pose_matrices(rotations(F.normalize(curve[:, _TURN], dim=-1)), curve[:, :3]).float()
     intrinsics = torch.cat((curve[:, 7:9].exp(), curve[:, 9:]), dim=-1)
     return Cameras(c2w, intrinsics.float(), width, height).to(cameras.c2w.device)
 
@@ -229,18 +229,12 @@ def spiral(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
     swing = torch.stack((angle.cos(), -angle.sin(), -(0.5 * angle).sin()), dim=-1)
     positions = centre + (swing * reach) @ axes.mT
     focus = centre - distance * axes[:, 2]
-    c2w = _poses(torch.stack([axes_looking(focus - position, axes[:, 1]) for position in positions]), positions)
+    turned = torch.stack([axes_looking(focus - position, axes[:, 1]) for position in positions])
+    c2w = pose_matrices(turned, positions).float()
     cameras = cameras.pinholes()
     width, height = cameras.size(0)
     intrinsics = at_size(cameras, width, height).intrinsics.mean(dim=0, keepdim=True).expand(frames, 4).contiguous()
     return Cameras(c2w, intrinsics, width, height)
-
-
-def _poses(axes: Tensor, positions: Tensor) -> Tensor:
-    """Returns camera-to-world matrices (N, 4, 4) float32 from axes (N, 3, 3), in columns, and positions (N, 3)."""
-    c2w = torch.eye(4, dtype=axes.dtype, device=axes.device).repeat(len(axes), 1, 1)
-    c2w[:, :3, :3], c2w[:, :3, 3] = axes, positions
-    return c2w.float()
 
 
 def axes_looking(direction: Tensor, up: Tensor) -> Tensor:
@@ -317,8 +311,8 @@ def overview(aabb: Tensor, width: int, height: int) -> Cameras:
     focal = min(width, height) / 2 / math.tan(half_angle)
     half = torch.tensor((width, height), dtype=torch.float64) / 2
     distance = (corners[:, 2:] + corners[:, :2].abs() * focal / half).max()
-    c2w = _poses(axes[None], centre + distance * axes[:, 2])
-    return Cameras(c2w, torch.tensor([[focal, focal, width / 2, height / 2]]), width, height).to(aabb.device)
+    c2w = pose_matrices(axes, centre + distance * axes[:, 2]).float()
+    return Cameras(c2w[None], torch.tensor([[focal, focal, width / 2, height / 2]]), width, height).to(aabb.device)
 
 
 def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
@@ -353,7 +347,7 @@ def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
     azimuth = _azimuths(torch.atan2(arm[:, 1], arm[:, 0]), frames)
     axes = upright.mT @ _axes_above(azimuth, elevation)
     first = cameras[:1].pinholes()
-    c2w = _poses(axes, centre + distance * axes[:, :, 2])
+    c2w = pose_matrices(axes, centre + distance * axes[:, :, 2]).float()
     return Cameras(c2w, first.intrinsics.expand(frames, 4).contiguous(), *first.size(0))
 
 

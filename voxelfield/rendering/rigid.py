@@ -20,6 +20,13 @@ def moved(poses: Tensor, origin: Sequence[float] | None, sign: int = 1) -> Tenso
     return poses.double() + F.pad(sign * torch.tensor(origin, dtype=torch.float64)[:, None], (3, 0, 0, 1))
 
 
+def pose_matrices(axes: Tensor, positions: Tensor) -> Tensor:
+    """Returns matrices (..., 4, 4) whose columns are axes (..., 3, 3) and positions (..., 3), in their dtype."""
+    matrices = F.pad(torch.cat((axes, positions[..., None]), dim=-1), (0, 0, 0, 1))
+    matrices[..., 3, 3] = 1
+    return matrices
+
+
 def exp_se3(twists: Tensor) -> Tensor:
     r"""Computes the exponential map of se(3): a screw motion for each twist, the identity for zeros.
 
@@ -44,9 +51,7 @@ def exp_se3(twists: Tensor) -> Tensor:
     turned = eye + sine * cross + cosine * cross_squared
     mean = eye + cosine * cross + rest * cross_squared
     moved = (mean * velocity[:, None, :]).sum(dim=-1)
-    bottom = torch.zeros_like(twists[:, None, :4])
-    bottom = torch.cat((bottom[..., :3], torch.ones_like(bottom[..., :1])), dim=-1)
-    return torch.cat((torch.cat((turned, moved[:, :, None]), dim=-1), bottom), dim=1)
+    return pose_matrices(turned, moved)
 
 
 def log_se3(motions: Tensor) -> Tensor:
