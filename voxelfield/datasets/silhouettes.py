@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.rendering.cameras import Cameras, pixels_of_rays
+from voxelfield.rendering.visual_hull import lattice_in_frame
 from voxelfield.warps.choice import look_from_many_sides, stray_cameras, viewed_point
 
 # Less opacity, of 255, is the noise of an image that a program has cut out.
@@ -142,14 +143,8 @@ def _compare(
     axes: list[Tensor], radius: float, silhouette: Silhouette, cameras: Cameras, index: int
 ) -> tuple[Tensor, Tensor]:
     """Returns which balls of a lattice may appear in a silhouette and which the image contradicts, (X, Y, Z) bool."""
-    right, up, backward, origin = cameras.c2w[index, :3].unbind(dim=-1)
-    intrinsics = cameras.intrinsics[index]
-
-    def along(direction: Tensor) -> Tensor:
-        x, y, z = ((axis - o) * d for axis, o, d in zip(axes, origin, direction, strict=True))
-        return (x[:, None] + y)[:, :, None] + z
-
-    across, depth = (along(right), along(-up)), along(-backward)
+    origin, intrinsics = cameras.c2w[index, :3, 3], cameras.intrinsics[index]
+    *across, depth = lattice_in_frame(axes, cameras.c2w[index])
     turn, move = cameras.largest_motion()[index].tolist()
     if bool(cameras.is_sphere[index]):
         rays = torch.stack((*across, depth), dim=-1)

@@ -66,21 +66,22 @@ def visual_hull(alpha: Tensor, cameras: Cameras, aabb: Tensor, resolution: tuple
 
 def _project(cameras: Cameras, index: int, axes: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Returns columns and rows, int64 (X, Y, Z), of a lattice's points; a column outside a lens's image is negative."""
-    right, up, backward, origin = cameras.c2w[index, :3].unbind(-1)
-    fx, fy, cx, cy = cameras.intrinsics[index]
-
-    def along(direction: Tensor) -> Tensor:
-        x, y, z = ((axis - o) * d for axis, o, d in zip(axes, origin, direction, strict=True))
-        return (x[:, None] + y)[:, :, None] + z
-
-    depth = -along(backward)
+    right, down, depth = lattice_in_frame(axes, cameras.c2w[index])
     if cameras.lens is not None:
-        rays = torch.stack((along(right), -along(up), depth), dim=-1)
-        column, row = pixels_of_rays(cameras, index, rays).unbind(-1)
+        column, row = pixels_of_rays(cameras, index, torch.stack((right, down, depth), dim=-1)).unbind(-1)
         return column, row
-    column = (cx + fx * along(right) / depth).floor_().long()
-    row = (cy - fy * along(up) / depth).floor_().long()
-    return column, row
+    fx, fy, cx, cy = cameras.intrinsics[index]
+    return (cx + fx * right / depth).floor_().long(), (cy + fy * down / depth).floor_().long()
+
+
+def lattice_in_frame(axes: list[Tensor], c2w: Tensor) -> list[Tensor]:
+    """Returns how far right, down and forward of a camera (4, 4) a lattice's points are, (X, Y, Z) along each axis."""
+    right, up, backward, origin = c2w[:3].unbind(dim=-1)
+    sums = []
+    for direction in (right, -up, -backward):
+        x, y, z = ((axis - o) * d for axis, o, d in zip(axes, origin, direction, strict=True))
+        sums.append((x[:, None] + y)[:, :, None] + z)
+    return sums
 
 
 def _reaches(cameras: Cameras, aabb: Tensor, resolution: tuple[int, int, int]) -> list[int]:
