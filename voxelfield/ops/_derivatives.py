@@ -138,7 +138,8 @@ class StencilFunction(OpFunction):
         if d_values is not None:
             terms.append(cls.apply(stencil, shapes, d_values, points, *sources))
         if _any(d_sources):
-            terms.append(cls.apply(stencil, shapes, values, points, *_complete(d_sources, sources)))
+            changes = [torch.zeros_like(x) if d is None else d for d, x in zip(d_sources, sources, strict=True)]
+            terms.append(cls.apply(stencil, shapes, values, points, *changes))
         if d_points is not None:
             stencil = _differentiated(stencil, _THIRD if cls is PointGradient else _TWO_DIRECTIONS)
             stacked = None if values is None else _stacked_along(stencil, values, d_points)
@@ -327,10 +328,6 @@ def _wide(sources: Sequence[Tensor], like: Tensor) -> list[Tensor]:
 
 def _any(tensors: Sequence[MaybeTensor]) -> bool:
     return any(x is not None for x in tensors)
-
-
-def _complete(tangents: Sequence[MaybeTensor], primals: Sequence[Tensor]) -> list[Tensor]:
-    return [torch.zeros_like(x) if t is None else t for t, x in zip(tangents, primals, strict=True)]
 
 
 def _total(terms: Sequence[Tensor]) -> Tensor:
