@@ -24,7 +24,8 @@ _SAMPLES = 1 << 21
 # none of them within the cube, and the cube of its inverse, which second derivatives have, must not overflow.
 _PARALLEL = 1e-12
 
-_RAYS = ("origins", "directions", "near", "far")
+RAYS = ("origins", "directions", "near", "far")
+"""Names of the arguments that describe rays."""
 
 
 def second_derivatives(
@@ -41,16 +42,14 @@ def second_derivatives(
 ) -> dict[str, Any]:
     """Differentiates what the raw op ``line_gradient`` returns of its arguments; ``grad`` (..., 8) is what arrives."""
     rays, grads = {}, {}
-    for name, x, arriving in zip(
-        _RAYS, (origins, directions, near, far), grad.split((3, 3, 1, 1), dim=-1), strict=True
-    ):
+    for name, x, arriving in zip(RAYS, (origins, directions, near, far), grad.split((3, 3, 1, 1), dim=-1), strict=True):
         if x is not None:
             rays[name], grads[name] = x, arriving.view_as(x)
     batched = grid.dim() == 5
     step = max(1, _SAMPLES // (2 * sum(grid.shape[-4:-1]) * max(grid.shape[-1], 1) * label_count))
 
     def total(rays: dict[str, Tensor], values: Tensor, grid: Tensor) -> Tensor:
-        return _integral(values, grid, [rays.get(name) for name in _RAYS], labels, label_count)
+        return _integral(values, grid, [rays.get(name) for name in RAYS], labels, label_count)
 
     found: dict[str, list[Tensor]] = {name: [] for name in ("values", "grid", *rays)}
     for element, one in enumerate(grid if batched else [grid]):

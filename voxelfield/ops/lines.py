@@ -32,7 +32,7 @@ from voxelfield.ops._grids import (
     splat_grids,
     summation_method,
 )
-from voxelfield.ops._line_derivatives import second_derivatives
+from voxelfield.ops._line_derivatives import RAYS, second_derivatives
 from voxelfield.ops._separable import whole_scale
 from voxelfield.ops._table import declare
 
@@ -270,18 +270,15 @@ def _adjoint(
     return summed
 
 
-_RAYS = ("origins", "directions", "near", "far")
-
-
 def _gradients(grad: Tensor, needs: set[str], **arguments: Any) -> dict[str, Any]:
     """Differentiates integrals of a ``grid``, or the adjoint of ``values``, which is linear in the same way."""
-    rays, found = [arguments[name] for name in _RAYS], {}
+    rays, found = [arguments[name] for name in RAYS], {}
     labels = arguments["labels"], arguments["label_count"]
     if "grid" in needs:
         found["grid"] = _adjoint(grad, rays, *labels, arguments["grid"].shape[-4:-1])
     if "values" in needs:
         found["values"] = _integrate(grad, *rays, *labels)
-    if needs.isdisjoint(_RAYS):
+    if needs.isdisjoint(RAYS):
         return found
     values, grid = (grad, arguments["grid"]) if "grid" in arguments else (arguments["values"], grad)
     start, along, near, far = _line_gradient(values, grid, *rays, *labels).split((3, 3, 1, 1), dim=-1)
@@ -323,13 +320,13 @@ def _crossings(grid: Tensor, origins: Tensor) -> tuple[Tensor, Tensor]:
     return grid.new_empty(shape), grid.new_empty(shape, dtype=torch.bool)
 
 
-_integrate = declare("integrate_rays", _integrals, gradients=_gradients, differentiable=("grid", *_RAYS))
-_backproject = declare("backproject_rays", _sums, gradients=_gradients, differentiable=("values", *_RAYS))
+_integrate = declare("integrate_rays", _integrals, gradients=_gradients, differentiable=("grid", *RAYS))
+_backproject = declare("backproject_rays", _sums, gradients=_gradients, differentiable=("values", *RAYS))
 _line_gradient = declare(
     "line_gradient",
     lambda origins: origins.new_empty(*origins.shape[:-1], 8),
     gradients=second_derivatives,
-    differentiable=("values", "grid", *_RAYS),
+    differentiable=("values", "grid", *RAYS),
     public="integrate_rays",
 )
 _first_crossing = declare(
