@@ -132,12 +132,9 @@ def check_count(name: str, count: object, what: str, kind: str = "an int") -> No
 
 def parts_of(rays: int, segments_per_ray: int = 1) -> int:
     """Returns the number of parts into which packing divides the segments of all rays; each part has its own sum."""
-    return max(1, -(-rays * segments_per_ray // _part_length(rays, segments_per_ray)))
-
-
-def _part_length(rays: int, segments_per_ray: int) -> int:
-    unit = max(constants.PART_RAYS * segments_per_ray, constants.PART_SEGMENTS)
-    return unit * max(1, -(-rays * segments_per_ray // (unit * constants.MAX_PARTS)))
+    segments, unit = rays * segments_per_ray, max(constants.PART_RAYS * segments_per_ray, constants.PART_SEGMENTS)
+    length = unit * max(1, -(-segments // (unit * constants.MAX_PARTS)))
+    return max(1, -(-segments // length))
 
 
 def empty_samples(like: Tensor, rays: int, capacity: int) -> tuple[Tensor, ...]:
