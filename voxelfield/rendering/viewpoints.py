@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.rigid import exp_se3, moved, quaternions, rotations
+from voxelfield.rendering.rigid import exp_se3, moved, pose_matrices, quaternions, rotations
 
 # Signs of a camera's axes in viser (x right, y down, z forward), from those of OpenGL, and the other way round.
 _FLIPPED = torch.tensor([1.0, -1.0, -1.0], dtype=torch.float64)
@@ -59,10 +59,8 @@ class Viewpoint:
 
 def viewpoint_of_camera(camera: Any) -> Viewpoint:
     """Returns the viewpoint of one of viser's cameras."""
-    c2w = torch.eye(4, dtype=torch.float64)
-    c2w[:3, :3] = rotations(torch.tensor(camera.wxyz, dtype=torch.float64)[None])[0] * _FLIPPED
-    c2w[:3, 3] = torch.tensor(camera.position)
-    return Viewpoint.of(c2w, camera.fov)
+    axes = rotations(torch.tensor(camera.wxyz, dtype=torch.float64)[None])[0] * _FLIPPED
+    return Viewpoint.of(pose_matrices(axes, torch.tensor(camera.position, dtype=torch.float64)), camera.fov)
 
 
 def viewpoint_of(cameras: Cameras, index: int, aspect: float | None = None) -> Viewpoint:
