@@ -81,12 +81,8 @@ def network_matrices(module: nn.Module) -> list[nn.Parameter]:
     for each in module.modules():
         if isinstance(each, LayerWeights | nn.Linear):
             weights = [each._parameters.get("weight")] if isinstance(each, nn.Linear) else each.parameters()
-            found |= {id(weight): weight for weight in weights if weight is not None and _is_wide(weight)}
-    return list(found.values())
-
-
-def _is_wide(weight: nn.Parameter) -> bool:
-    return not is_lazy(weight) and weight.dtype == torch.float32 and min(weight.shape) >= _FEWEST
+            found |= {id(weight): weight for weight in weights if weight is not None and not is_lazy(weight)}
+    return [each for each in found.values() if each.dtype == torch.float32 and min(each.shape) >= _FEWEST]
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
