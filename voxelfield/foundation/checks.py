@@ -18,6 +18,7 @@ from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError, 
 from voxelfield.foundation.private_torch import functorch_active, is_mapped
 
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+NARROW = frozenset((torch.float16, torch.bfloat16))
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 
 
@@ -164,7 +165,7 @@ def check_finite(name: str, value: float) -> None:
 
 def as_coordinates(points: Tensor, source: Tensor) -> Tensor:
     """Widens 16-bit points to the dtype that ``source`` requires; leaves all else to the checks of the kernels."""
-    if isinstance(points, Tensor) and isinstance(source, Tensor) and points.dtype in _NARROW:
+    if isinstance(points, Tensor) and isinstance(source, Tensor) and points.dtype in NARROW:
         return widen_positions("points", points, coordinate_dtype(source.dtype))
     return points
 
@@ -172,7 +173,7 @@ def as_coordinates(points: Tensor, source: Tensor) -> Tensor:
 def widen_positions(name: str, positions: Tensor, dtype: torch.dtype) -> Tensor:
     """Widens 16-bit positions to ``dtype`` and warns about them once per process; returns others unchanged."""
     global _warned_of_narrow_positions
-    if positions.dtype not in _NARROW:
+    if positions.dtype not in NARROW:
         return positions
     if not _warned_of_narrow_positions and not is_compiling():
         _warned_of_narrow_positions = True
@@ -184,7 +185,6 @@ def widen_positions(name: str, positions: Tensor, dtype: torch.dtype) -> Tensor:
     return positions.to(dtype)
 
 
-_NARROW = frozenset((torch.float16, torch.bfloat16))
 _warned_of_narrow_positions = False
 
 

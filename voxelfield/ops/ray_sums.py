@@ -10,6 +10,7 @@ from torch import Tensor
 from voxelfield.foundation.autograd import MaybeTensor, OpFunction
 from voxelfield.foundation.checks import (
     FLOATING,
+    NARROW,
     check_dtype,
     check_field,
     check_ray_offsets,
@@ -114,10 +115,7 @@ def _checked_rows(values: Tensor, ray_offsets: Tensor) -> tuple[Tensor, Tensor]:
 
 def widen(x: Any) -> Any:
     """Returns 16-bit numbers as float32, and anything else as it is."""
-    return x.float() if isinstance(x, Tensor) and x.dtype in _NARROW else x
-
-
-_NARROW = frozenset((torch.float16, torch.bfloat16))
+    return x.float() if isinstance(x, Tensor) and x.dtype in NARROW else x
 
 
 # The forms of a scan, as in extension/volume/ray_sums_ops.h.
