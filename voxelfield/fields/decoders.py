@@ -261,8 +261,7 @@ class FusedMLPDecoder(Decoder):
         density: DensityActivation | ExponentialDensity,
     ) -> None:
         super().__init__()
-        sizes = {"channels": channels, "width": width, "geometry": geometry, "hidden": hidden}
-        for name, value in sizes.items():
+        for name, value in (("channels", channels), ("width", width), ("geometry", geometry), ("hidden", hidden)):
             check_at_least_one(name, value)
         check_degree("view_degree", view_degree)
         inputs = self._color_inputs(geometry) + (view_degree + 1) ** 2
