@@ -133,7 +133,7 @@ def test_a_pixel_is_the_mean_of_the_shaded_rays(field, device):
     cells, black = OccupancyGrid(4, BOX).to(device), torch.zeros(3, device=device)
     how = {"supersampling": 2, "pixel_averaging": "encoded", "backend": "render_view"}
     renderer = FieldRenderer(field, cells, EXACT, black, **how)
-    rays = drawn(field, camera.enlarged(2).image_rays(0, field.aabb)).rgb.view(12, 2, 16, 2, 3)
+    rays = drawn(field, replace(camera.enlarged(2), across=2).image_rays(0, field.aabb)).rgb.view(12, 2, 16, 2, 3)
     torch.testing.assert_close(renderer.view(camera, 0).rgb, rays.mean(dim=(1, 3)), rtol=0, atol=1e-5)
 
 

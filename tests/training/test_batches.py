@@ -86,8 +86,8 @@ def test_the_rays_of_a_pixel_are_spread_evenly_over_it(split, device, side):
     assert len(rays) == 50 * side**2
     assert rgba.shape == (50, 4)
     camera, row, column, _ = decoded(rgba).unbind(-1)
-    within = (torch.arange(side) + 0.5) / side
-    down, right = torch.meshgrid(within, within, indexing="ij")
+    down, right = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+    right, down = (right + (down + 0.5) / side) / side, (down + (side - 0.5 - right) / side) / side
     points = torch.stack((column[:, None] + right.flatten(), row[:, None] + down.flatten()), dim=-1)
     expected = split.cameras.rays(camera.repeat_interleave(side**2), points.flatten(0, 1), BOX)
     torch.testing.assert_close(rays.origins.cpu(), expected.origins)

@@ -379,7 +379,7 @@ def test_a_stage_refines_the_grid_and_the_optimizer_follows(make_session, device
         assert coarse.any()
     assert float(new["step"]) == float(old["step"]) == 3
     assert float(moments(session)["step"]) == 4
-    assert session.model.settings.step == pytest.approx(0.5 * 3 / 11), "the step between samples follows the voxels"
+    assert session.model.settings.step == pytest.approx(0.8 * 3 / 11), "the step between samples follows the voxels"
 
 
 def test_a_stage_switches_levels_on_and_crops_a_pyramid(make_session, device):
@@ -406,7 +406,7 @@ def test_a_stage_switches_levels_on_and_crops_a_pyramid(make_session, device):
     assert torch.equal(aabb, session.occupancy.aabb)
     x, y, z = session.field.grid.resolution
     assert x < y == z, "voxels stay cubes"
-    assert session.model.settings.step == pytest.approx(0.5 * float(session.field.grid.voxel_size.min()))
+    assert session.model.settings.step == pytest.approx(0.8 * float(session.field.grid.voxel_size.min()))
     assert all(session.optimizers.grid.state[level]["exp_avg"].any() for level in session.field.grid.levels)
 
 

@@ -254,7 +254,7 @@ def test_frames_of_a_run_are_timed_and_judged(train, render_benchmark, incomplet
         assert row["ssim"] == pytest.approx(expected.ssim, abs=1e-4)
         # One grid is straight where a sum of grids bends: these are drawn from one.
         assert row["off"] < (3e-3 if backend == "render_grid_image" else 1e-3)
-        assert row["sampling"]["min_weight"] == 1e-4
+        assert row["sampling"]["min_weight"] == 1e-3
     if device.type == "cpu":  # what the profiler can see of a GPU is up to its driver
         steps = {step["name"] for step in rows[0]["profile"]}
         assert ("voxelfield::composite" if backend == "render_view" else f"voxelfield::{backend}") in steps
