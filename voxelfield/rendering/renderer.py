@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from voxelfield.fields.environment import Environment
 from voxelfield.fields.field import Field, warp_of
@@ -154,13 +155,10 @@ class FieldRenderer:
 
 def _averaged(view: View, side: int, background: Tensor, pixel_averaging: str) -> View:
     """Averages squares of rays rendered over black into pixels over a background, (3,) or one for each pixel (P, 3)."""
-
-    def squares(image: Tensor) -> Tensor:
-        """Returns (H, W, side * side, ...)."""
-        return image.unflatten(0, (-1, side)).unflatten(2, (-1, side)).transpose(1, 2).flatten(2, 3)
-
-    rgb, weights, depth = (squares(image) for image in (view.rgb, view.opacity, view.depth))
-    height, width, rays = weights.shape
-    pixels = pixel_colors(rgb.reshape(-1, 3), weights.reshape(-1), background, rays, pixel_averaging=pixel_averaging)
-    opacity = weights.mean(dim=2)
-    return View(pixels.view(height, width, 3), opacity, (depth * weights).mean(dim=2) / opacity.clamp(min=1e-6))
+    opacity, depth = F.avg_pool2d(torch.stack((view.opacity, view.depth * view.opacity)), side)
+    # The rays of a pixel one after another: (H, side, W, side, 3) to (H, W, side, side, 3).
+    rgb, weights = (
+        x.unflatten(0, (-1, side)).unflatten(2, (-1, side)).transpose(1, 2) for x in (view.rgb, view.opacity)
+    )
+    pixels = pixel_colors(rgb.reshape(-1, 3), weights.reshape(-1), background, side**2, pixel_averaging=pixel_averaging)
+    return View(pixels.view(*opacity.shape, 3), opacity, depth / opacity.clamp(min=1e-6))
