@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import reference
@@ -333,6 +334,7 @@ def _draw_view_reference(
 ) -> Tensor:
     field = _make_field(1, 4, _BOX)
     cameras = voxelfield.Cameras(*_two_cameras(), 5, 3).enlarged(supersampling)
+    cameras = replace(cameras, across=supersampling)
     rays = cameras.image_rays(camera, field.aabb)
     walk = (rays.origins, rays.directions, rays.near, rays.far, torch.ones(3, 3, 3, dtype=torch.bool), field.aabb, step)
     positions, t, dt, index, offsets, _ = ops.march_rays(*walk)

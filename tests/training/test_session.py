@@ -437,7 +437,8 @@ def test_a_stage_can_crop_to_what_is_occupied(make_session, device):
 
 
 def test_occupancy_is_updated_from_its_start_in_its_rhythm(make_session):
-    session = make_session("trainer.occupancy.start=4", "trainer.occupancy.every=3")
+    rhythm = ("trainer.occupancy.start=4", "trainer.occupancy.every=3", "trainer.render.voxels_per_step=0.5")
+    session = make_session(*rhythm)
     updates = []
     update = session.occupancy.update_from_vertices
 
