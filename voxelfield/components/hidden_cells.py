@@ -100,7 +100,7 @@ class HiddenCells(Component):
                 cameras[processes.rank() :: processes.count()],
                 spacing=ray_spacing(field, occupancy.aabb, cameras),
                 every=pixel_stride(field, occupancy, cameras, _RAYS_ACROSS_CELL),
-                chunk=max(1 << 20, chunk) if model.is_marched_at_once else chunk,
+                chunk=max(1 << 19, chunk) if model.is_marched_at_once else chunk,
             )
         sizes = [finer // cells for finer, cells in zip(parts.shape, occupancy.occupied.shape, strict=True)]
         return processes.sum_of(F.max_pool3d(parts[None].float(), sizes)[0]) > 0
