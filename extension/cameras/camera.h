@@ -7,8 +7,8 @@
 
 namespace voxelfield {
 
-// The point in a pixel, from 0 to 1, through which one of side x side rays goes. No two have the same x or the same y,
-// which are at equal distances (Chiu, Shirley and Wang 1994, without their random order); four form a rotated grid.
+// The point in a pixel, from 0 to 1, through which one of side x side rays goes. All x differ and are equally spaced,
+// and so are all y (Chiu, Shirley and Wang 1994, without their random order); four rays form a rotated grid.
 struct PixelPoint {
   float x, y;
 
@@ -22,7 +22,7 @@ struct CameraView {
   Lens lens;
   int64_t width, height;
   const float* aabb;   // if not null, rays are clipped to this box
-  int32_t across = 1;  // squares of so many rays along each side are the pixels of a smaller image
+  int32_t across = 1;  // rays along each side of a pixel; the image here has one pixel per ray
 
   // Returns the ray of a pixel: through its centre, or through the point of its square.
   VOXELFIELD_HOST_DEVICE Ray operator()(int32_t x, int32_t y) const {

@@ -55,9 +55,8 @@ void launch_backward(const BackwardPlan& plan, const WeightBlockShares& shares, 
                       plan.mlp, pointers.partial, blocks * splits, weight_blocks, sums);
 }
 
-// Returns whether the device has such a kernel.
 template <int Layers>
-bool launch_wgmma_backward(const MlpInputs& in, BackwardPointers pointers, const MlpGradients& sums) {
+bool launch_if_wgmma(const MlpInputs& in, BackwardPointers pointers, const MlpGradients& sums) {
   const int tiles = std::max((in.rows.capacity + kWgmmaBackwardRows - 1) / kWgmmaBackwardRows, 1),
             shared = WgmmaMemory<Layers>::kBytes;
   const auto kernel = mlp_backward_wgmma_kernel<Layers>;
@@ -134,8 +133,8 @@ std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, 
     grad_weights.push_back(new_empty(in.input, {network.layer[l].out, network.layer[l].in}, ScalarType::Float));
     sums.layer[l] = grad_weights[l].mutable_data_ptr<float>();
   }
-  const bool done = suits_wgmma(in.mlp) && (network.layers == 2 ? launch_wgmma_backward<2>(in, pointers, sums)
-                                                                : launch_wgmma_backward<4>(in, pointers, sums));
+  const bool done = suits_wgmma(in.mlp) && (network.layers == 2 ? launch_if_wgmma<2>(in, pointers, sums)
+                                                                : launch_if_wgmma<4>(in, pointers, sums));
   if (!done) launch_planned_backward(in, pointers, sums);
   if (in.mlp.input_pitch != network.in()) grad_input = repacked(grad_input, network.in());
   return {grad_input, grad_weights};

@@ -274,12 +274,14 @@ __host__ __device__ constexpr int backward_blocks() {
   return WeightBlocks == 1 ? kMaxBlocks : 2;
 }
 
-// Whether a warp's weight blocks leave too few registers, so that other values must be recomputed. On GPUs before sm_90
-// they do not suffice for two weight blocks with two tiles.
-template <int Width, int M, int WeightBlocks>
+// Whether a warp's weight blocks leave too few registers, so that other values must be recomputed. On sm_90 they
+// suffice for three blocks with staged weights; on older GPUs they do not suffice for two blocks with two tiles.
+template <int Width, int M, int WeightBlocks, bool Staged>
 __host__ __device__ constexpr bool scarce_registers() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   if (Width == 64 && M == 2) return WeightBlocks > 1;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+  if (Staged) return Width > 64 && WeightBlocks > 3;
 #endif
   return Width > 64 && WeightBlocks > 2;
 }
@@ -289,7 +291,7 @@ __global__ void __launch_bounds__(kBackwardRows / (16 * M) * kWarp, M == 1 ? 1 :
     mlp_backward_kernel(const __grid_constant__ BackwardPlan plan, RowCount rows,
                         const __grid_constant__ BackwardPointers pointers, const __grid_constant__ MlpLaunch launch) {
   extern __shared__ uint4 memory[];
-  constexpr bool kStaged = Weights::kStaged, kScarce = scarce_registers<Width, M, WeightBlocks>();
+  constexpr bool kStaged = Weights::kStaged, kScarce = scarce_registers<Width, M, WeightBlocks, kStaged>();
   const Mlp& mlp = plan.mlp;
   const unsigned shared = shared_address(memory);
   const int warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = lane_of_warp();

@@ -22,9 +22,8 @@ void launch_forward(const ForwardPlan& plan, const MlpInputs& in, const uint4* p
                       mutable_halves(output));
 }
 
-// Returns whether the device has such a kernel.
 template <int Layers>
-bool launch_wgmma_forward(const MlpInputs& in, Tensor& output) {
+bool launch_if_wgmma(const MlpInputs& in, Tensor& output) {
   const auto kernel = mlp_forward_wgmma_kernel<Layers>;
   constexpr int kBytes = WgmmaWeights<Layers>::kBytes;
   if (!runs_wgmma(kernel, kWgmmaForwardThreads)) return false;
@@ -42,8 +41,8 @@ Tensor mlp_forward(const Tensor& input, const std::vector<Tensor>& weights, cons
   Tensor output = new_empty(in.input, {in.rows.capacity, in.mlp.output_pitch}, ScalarType::Half);
   const int limit = shared_memory_limit();
   const ForwardPlan plan = plan_forward(in.mlp, limit);
-  const bool done = suits_wgmma(in.mlp) && (in.mlp.network.layers == 2 ? launch_wgmma_forward<2>(in, output)
-                                                                       : launch_wgmma_forward<4>(in, output));
+  const bool done = suits_wgmma(in.mlp) &&
+                    (in.mlp.network.layers == 2 ? launch_if_wgmma<2>(in, output) : launch_if_wgmma<4>(in, output));
   if (!done && plan.staged) {
     dispatch_value<16, 32, 64, 128>(plan.mlp.network.width, [&](auto width) {
       launch_forward<StagedWeights, decltype(width)::value>(plan, in, nullptr, output);

@@ -18,7 +18,7 @@ NETWORKS = [
     (32, 64, 64, 3),
     (32, 128, 128, 3),
     (60, 128, 128, 3),
-    # On sm_90a these have kernels of their own.
+    # On sm_90a the next five have kernels of their own.
     (32, 128, 128, 128, 3),
     (27, 100, 128, 70, 8),
     (24, 128, 16),

@@ -179,7 +179,6 @@ def test_the_model_file_draws_what_the_checkpoint_draws(finished):
     camera = load_blender(FIXTURE, LoadOptions(splits=("test",), downscale=4)).test.cameras
     difference = model.render(camera).rgb - checkpoint.render(camera).rgb
     assert checkpoint.render(camera).rgb.std() > 0.05
-    # Of which a sample of a weight near the threshold may be dropped in one and kept in the other.
     assert difference.abs().max() < 1e-2, "features are rounded to float16, and near the threshold samples are dropped"
 
 

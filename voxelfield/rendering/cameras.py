@@ -52,7 +52,8 @@ class Cameras:
             another (rolling shutter). From each row of pixels to the next, a camera turns by a rotation vector (3) in
             radians and moves by a vector (3) in world units, both in its own frame; then follows how far below the top
             of the image, in pixels, it has the pose ``c2w``. None: all rows have that pose.
-        across: Squares of so many pixels along each side are the rays of one pixel, through :func:`points_in_pixels`.
+        across: Number of rays along each side of a pixel, if each pixel here stands for one ray of a larger one
+            (:func:`points_in_pixels`); 1 for ordinary images.
 
     Raises:
         TypeError: A tensor has another dtype, or ``lens`` is not a :class:`Lens`.
@@ -75,6 +76,7 @@ class Cameras:
         check_float32("Cameras.intrinsics", self.intrinsics, (len(self), 4), "Cameras.c2w", self.c2w)
         check_at_least_one("Cameras.width", self.width)
         check_at_least_one("Cameras.height", self.height)
+        check_at_least_one("Cameras.across", self.across)
         if self.sizes is not None:
             check_field("Cameras.sizes", self.sizes, (len(self), 2), torch.int64)
             if self.sizes.device.type != "cpu":
@@ -224,7 +226,7 @@ class Cameras:
         sizes = None if self.sizes is None else resize(self.sizes)
         width, height = resize(self.width), resize(self.height)
         intrinsics, rolling = self.intrinsics * factor, scaled_rolling(self.rolling, factor)
-        return replace(self, intrinsics=intrinsics, width=width, height=height, sizes=sizes, rolling=rolling)
+        return replace(self, intrinsics=intrinsics, width=width, height=height, sizes=sizes, rolling=rolling, across=1)
 
     def rays(self, camera_index: Tensor, pixels: Tensor, aabb: Tensor) -> Rays:
         """Casts one ray through each given image point.
@@ -308,7 +310,7 @@ class Cameras:
     def image_rays(self, camera: int, aabb: Tensor, rows: slice = slice(None), columns: slice = slice(None)) -> Rays:
         """Casts one ray through the centre of every pixel of one camera, or of some rows and columns of its image.
 
-        Where :attr:`across` is not 1, it goes through the point of the pixel that :func:`points_in_pixels` returns.
+        If pixels stand for the rays of larger ones, these rays are cast (:attr:`across`).
 
         Args:
             camera: Index of the camera, 0 to N - 1.
@@ -437,7 +439,7 @@ def _size_fields(sizes: Tensor) -> dict[str, Any]:
 def points_in_pixels(places: Tensor, across: int) -> Tensor:
     """Returns the points in pixels (..., 2) through which rays go, of which ``across`` x ``across`` belong to a pixel.
 
-    No two rays of a pixel have the same column or row, and both are at equal distances (rooks in a grid: Chiu, Shirley
+    All x coordinates of a pixel's rays differ and are equally spaced, and so are all y (rooks in a grid: Chiu, Shirley
     and Wang 1994, Multi-jittered sampling, without its random order). An edge along a row or column thus gets as many
     shades as a pixel has rays. Four rays form a rotated grid; a single one goes through the centre.
 

@@ -149,7 +149,7 @@ class FieldRenderer:
             chunks = cameras.image_chunks(index, self._aabb, self._chunk)
             background = torch.cat([background(rays.directions) for rays in chunks])
         side = self._supersampling
-        rays = draw(replace(cameras.enlarged(side), across=side), index)
+        rays = draw(replace(cameras.enlarged(side), across=side) if side > 1 else cameras, index)
         return _averaged(rays, side, background, self._pixel_averaging)
 
 

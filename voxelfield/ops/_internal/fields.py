@@ -44,9 +44,9 @@ def march_visible(
     r"""Marches rays through a pyramid of grids and keeps the samples whose weight exceeds a limit, packed by ray.
 
     The result is that of :func:`march_rays`, :func:`sample_pyramid`, :func:`mlp` and :func:`select_samples` one after
-    the other. On CUDA a single kernel computes it, which stops a ray once its transmittance falls below
-    ``min_transmittance``: nothing behind a surface is evaluated (early ray termination, Levoy 1990), and no buffer
-    stores all the samples in occupied space. Density is
+    the other, up to rounding: on CUDA, features are summed in float16. There a single kernel computes it, which stops a
+    ray once its transmittance falls below ``min_transmittance``: nothing behind a surface is evaluated (early ray
+    termination, Levoy 1990), and no buffer stores all the samples in occupied space. Density is
     :math:`\sigma_0 e^{x_0}` of the network's first output, :math:`x_0 \le 12`
     (:class:`voxelfield.fields.density.ExponentialDensity`). Not differentiable.
 
@@ -158,9 +158,9 @@ the grid. Neighbouring threads render neighbouring pixels. :func:`pack_sh_grid` 
 
 The camera is ``c2w`` (4, 4) float32, camera to world, with axes x right, y up, looking along -z; ``intrinsics`` (4,)
 float32, fx, fy, cx, cy in pixels; ``width`` and ``height`` in pixels; and ``lens`` (14,) float32, a row of
-:attr:`voxelfield.rendering.lens.Lens.rows`, or None for a pinhole. ``background`` is (3,) float32, behind the scene.
-``occupied`` and ``resolution`` are what :func:`cells_to_walk` returns, read fastest as empty distances. All else is as
-for :func:`render_grid`.
+:attr:`voxelfield.rendering.lens.Lens.rows`, or None for a pinhole; ``across`` is :attr:`voxelfield.Cameras.across`.
+``background`` is (3,) float32, behind the scene. ``occupied`` and ``resolution`` are what :func:`cells_to_walk`
+returns, read fastest as empty distances. All else is as for :func:`render_grid`.
 
 Returns as :data:`render_pyramid_image`; the depth is 0 where the opacity is 0.
 """
