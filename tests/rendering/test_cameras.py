@@ -297,6 +297,14 @@ def test_rays_of_a_pixel_share_no_row_and_no_column(device, across):
     assert parts.tolist() == [[column, row] for row in range(across) for column in range(across)]
 
 
+def test_what_rays_a_pixel_has_is_checked_and_ends_where_images_are_resized():
+    divided = dataclasses.replace(make_cameras(), across=2)
+    assert divided.to("cpu").across == divided[[1]].across == 2
+    assert divided.enlarged(3).across == divided.shrunk(2).across == 1
+    with pytest.raises(ValueError, match=r"^Cameras\.across must be an int of at least 1, got 0$"):
+        dataclasses.replace(divided, across=0)
+
+
 def test_images_are_enlarged_by_whole_factors_of_numpy():
     cameras = make_cameras()
     assert cameras.enlarged(np.int64(2)).width == 2 * cameras.width

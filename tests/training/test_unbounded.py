@@ -79,6 +79,14 @@ def test_one_box_cannot_show_it(scene):
     assert session.evaluate(progress=False).psnr < 18
 
 
+def test_its_faint_samples_are_kept(scene, caplog):
+    given = settings("trainer.steps=1", "trainer.render.min_weight=1e-3")
+    with caplog.at_level("INFO", logger="voxelfield"):
+        assert Session(scene, given, warp=BOXES).config.trainer.render.min_weight == 1e-4
+    assert "trainer.render.min_weight is 0.0001: the scene goes on beyond a box" in caplog.text
+    assert Session(replace(scene, bounded=True), given).config.trainer.render.min_weight == 1e-3
+
+
 def test_its_settings_say_where_it_lies(trained):
     assert trained.config.recorded_warp == BOXES
     assert trained.field.aabb.tolist() == [list(corner) for corner in BOXES.outermost]

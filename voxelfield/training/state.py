@@ -96,13 +96,6 @@ class TrainingState:
             divide=divided_density,
         )
         self.model.begin_training(setup)
-        # With 1e-3, photographs of a place trained to 16 dB instead of 33.
-        if self.model.warp is not None and trainer.render.min_weight >= 1e-3:
-            logger.warning(
-                "trainer.render.min_weight=%g drops most of the faint samples with which a place beyond a box begins; "
-                "1e-4 keeps them",
-                trainer.render.min_weight,
-            )
         self.steps = 0
         self.untrained_error = torch.full_like(self.training_step.error, math.inf)
         self.diverged = False
