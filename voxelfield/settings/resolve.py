@@ -39,7 +39,7 @@ class ResolvedConfig(RunConfig):
 # With fewer photographs, training memorises them pixel by pixel unless it is short and fine levels decay.
 _MANY_PHOTOGRAPHS = 100
 
-# The largest min_weight for a scene that goes on beyond a box. It begins as a mist, whose samples all have small weights;
+# The largest min_weight for a scene that goes on beyond a box. It begins as a mist, whose samples have small weights:
 # with 1e-3, photographs of a place trained to 16 dB instead of 33.
 _FAINTEST = 1e-4
 
