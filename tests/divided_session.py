@@ -58,6 +58,7 @@ BASE = (
     "trainer.occupancy.every=3",
     "trainer.occupancy.threshold=1e-4",
     "trainer.background=random",
+    "trainer.render.voxels_per_step=0.5",
     "trainer.render.min_weight=0",
     "trainer.render.min_transmittance=0",
     "optimizer.eps=1e-4",
