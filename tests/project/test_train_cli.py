@@ -48,6 +48,9 @@ TINY = (
     "trainer.image_size=50",
     "trainer.visible_samples=4096",
     "trainer.stages=[{step: 0, resolution: 12}, {step: 20, resolution: 16, crop: true}]",
+    "trainer.render.voxels_per_step=0.5",
+    "trainer.render.min_transmittance=1e-4",
+    "trainer.render.min_weight=1e-4",
     "trainer.occupancy.resolution=16",
     "trainer.occupancy.start=15",
     "trainer.occupancy.every=5",
@@ -179,7 +182,7 @@ def test_the_model_file_draws_what_the_checkpoint_draws(finished):
     camera = load_blender(FIXTURE, LoadOptions(splits=("test",), downscale=4)).test.cameras
     difference = model.render(camera).rgb - checkpoint.render(camera).rgb
     assert checkpoint.render(camera).rgb.std() > 0.05
-    assert difference.abs().max() < 1e-2, "features are rounded to float16, and near the threshold samples are dropped"
+    assert difference.abs().max() < 5e-3, "features are rounded to float16"
 
 
 def test_checkpoints_load(finished):
