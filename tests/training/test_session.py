@@ -46,6 +46,7 @@ TINY = (
     "trainer.preview_every=0",
     "trainer.checkpoint_every=0",
     "trainer.stages=[{step: 0, resolution: 12}]",
+    "trainer.render.voxels_per_step=0.5",
     "trainer.occupancy.resolution=12",
     "trainer.occupancy.start=1000",
     "trainer.occupancy.every=2",
@@ -379,7 +380,7 @@ def test_a_stage_refines_the_grid_and_the_optimizer_follows(make_session, device
         assert coarse.any()
     assert float(new["step"]) == float(old["step"]) == 3
     assert float(moments(session)["step"]) == 4
-    assert session.model.settings.step == pytest.approx(0.8 * 3 / 11), "the step between samples follows the voxels"
+    assert session.model.settings.step == pytest.approx(0.5 * 3 / 11), "the step between samples follows the voxels"
 
 
 def test_a_stage_switches_levels_on_and_crops_a_pyramid(make_session, device):
@@ -406,7 +407,7 @@ def test_a_stage_switches_levels_on_and_crops_a_pyramid(make_session, device):
     assert torch.equal(aabb, session.occupancy.aabb)
     x, y, z = session.field.grid.resolution
     assert x < y == z, "voxels stay cubes"
-    assert session.model.settings.step == pytest.approx(0.8 * float(session.field.grid.voxel_size.min()))
+    assert session.model.settings.step == pytest.approx(0.5 * float(session.field.grid.voxel_size.min()))
     assert all(session.optimizers.grid.state[level]["exp_avg"].any() for level in session.field.grid.levels)
 
 
@@ -437,8 +438,7 @@ def test_a_stage_can_crop_to_what_is_occupied(make_session, device):
 
 
 def test_occupancy_is_updated_from_its_start_in_its_rhythm(make_session):
-    rhythm = ("trainer.occupancy.start=4", "trainer.occupancy.every=3", "trainer.render.voxels_per_step=0.5")
-    session = make_session(*rhythm)
+    session = make_session("trainer.occupancy.start=4", "trainer.occupancy.every=3")
     updates = []
     update = session.occupancy.update_from_vertices
 
