@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,7 @@ from voxelfield.interrupt import Interrupt, Interrupted
 from voxelfield.messages import error_in_words, in_shell
 from voxelfield.models.component import named_losses
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.render import View
+from voxelfield.rendering.march import visible_samples
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.run_directory import (
     EVENTS,
@@ -46,12 +47,13 @@ from voxelfield.runs.results import Timing, evaluated_split, finish, finished_me
 from voxelfield.runs.watching import TrainingViewer
 from voxelfield.settings import RunConfig
 from voxelfield.settings.resolve import AutoTrainer, planned, resolve
-from voxelfield.settings.schema import AUTO, parse_recorded
+from voxelfield.settings.schema import AUTO, SceneConfig, parse_recorded
 from voxelfield.trained.checkpoint_file import contents_of, load_newest, load_resolved, resolve_checkpoint
 from voxelfield.training.checkpoints import check_complete, recorded_settings
 from voxelfield.training.execution import reproducible
 from voxelfield.training.memory import explain_shortage
 from voxelfield.training.session import Session
+from voxelfield.training.state import TrainingState
 from voxelfield.warps.warp import Warp
 
 logger = logging.getLogger(__name__)
@@ -161,33 +163,43 @@ def _load(settings: RunConfig, root: Path, found: FoundScene | None) -> tuple[Sc
     _library.ensure_loaded(device.type)
     with ThreadPoolExecutor(max_workers=1) as background:
         # An error is not looked at: the same step fails again where it is needed, with a better message.
-        background.submit(_warm_up, device, loggers)
+        background.submit(_warm_up, settings, device, loggers)
         scene = load_configured_scene(settings, root, found=found)
     if device.type == "cpu":
         keep_freed_memory()
     return scene, settings.model.choose_warp(scene, settings.warp)
 
 
-def _warm_up(device: torch.device, loggers: Sequence[LoggerSettings]) -> None:
+def _warm_up(settings: RunConfig, device: torch.device, loggers: Sequence[LoggerSettings]) -> None:
     """Makes slow preparations for training, each about a second, in parallel with the decoding of images."""
     if device.type == "cuda":
         if processes.count() > 1:
             processes.sum_of(torch.zeros(1, device=device))  # connects the GPUs
-        _load_evaluation_kernels(device)
+        else:
+            _load_kernels(settings, device)
+            gc.collect()  # the field that was trained, and its graph, refer to each other
     for each in loggers:
         each.library()
 
 
-def _load_evaluation_kernels(device: torch.device) -> None:
-    """Evaluates a small black view, because CUDA loads a kernel when it is first launched.
+def _load_kernels(settings: RunConfig, device: torch.device) -> None:
+    """Trains on a small black view and evaluates it, because CUDA loads a kernel when it is first launched.
 
-    Loading all kernels of the evaluation takes about a third of a second.
+    Loading all kernels of a training and its evaluation takes about two thirds of a second.
     """
-    black = torch.zeros(WINDOW, WINDOW, 3, device=device)
-    view = View(black, black[..., 0], black[..., 0])
     cameras = Cameras(torch.eye(4)[None], torch.full((1, 4), float(WINDOW)), WINDOW, WINDOW)
     split = Split(torch.zeros(1, WINDOW, WINDOW, 4, dtype=torch.uint8), cameras, ("black",))
-    evaluate_split(lambda *_: view, split, black[0, 0], on_view=[Thumbnails(1).add], progress=False)
+    box, trainer = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0)), settings.trainer
+    trainer = replace(trainer, occupancy=replace(trainer.occupancy, start=1, every=1))
+    model = replace(settings.model, environment="none")
+    config = replace(settings, scene=SceneConfig("black", box), model=model, trainer=trainer)
+    scene = Scene("black", torch.tensor(box), {"train": split})
+    state = TrainingState(config, scene, device, "device", (), {}, visible_samples)
+    for _ in range(6):  # of which the last are replays of a graph
+        state.prepare_step()
+        state.take_step()
+    view = state.model.renderer(few=True).view
+    evaluate_split(view, split, state.model.background, on_view=[Thumbnails(1).add], progress=False)
 
 
 def _begin(
