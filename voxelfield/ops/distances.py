@@ -34,6 +34,8 @@ Along = Literal["axis", "ray"]
 
 # Lines of a grid whose distances are computed at once: few enough for the caches of a CPU.
 _LINES = {"cpu": 1 << 11, "cuda": 1 << 20}
+# Shifts of a line between two looks at whether all distances are found.
+_SHIFTS = 8
 # Steps along an axis to a surface, up to which it is a plane for a vertex.
 _PLANE = 1.5
 # Vertices that are projected into images at once.
@@ -184,6 +186,9 @@ def _nearest(squared: Tensor, axis: int, step: Tensor) -> Tensor:
         part = part.contiguous()
         least = part.clone()
         for shift in range(1, count):
+            # From further away, nothing is nearer than the farthest distance found so far.
+            if shift % _SHIFTS == 0 and bool(added[shift] >= least.max()):
+                break
             sums = part + added[shift]
             torch.minimum(least[shift:], sums[:-shift], out=least[shift:])
             torch.minimum(least[:-shift], sums[shift:], out=least[:-shift])

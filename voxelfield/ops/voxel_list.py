@@ -9,7 +9,6 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from voxelfield.foundation.checks import (
     FLOATING,
@@ -28,6 +27,8 @@ from voxelfield.ops.grid import sample_trilinear
 
 Missing = Literal["zeros", "renormalize"]
 _VERTICES, _CELLS = 8, 7  # of a block along each axis, as in voxelfield.grids.sparse_grid
+# Voxels of the atlas for each point, below which the atlas is filled with features, which takes a pass over it.
+_VOXELS_PER_POINT = 32
 _CORNERS = tuple(itertools.product((0, 1), repeat=3))  # in the order of trilinear_interpolate
 
 
@@ -36,7 +37,7 @@ class VoxelIndex:
 
     Blocks of 8 x 8 x 8 voxels, of which neighbours share the outermost ones, lie side by side in an atlas, as those of
     :class:`voxelfield.grids.sparse_grid.SparseGrid` do; blocks without voxels are left out. The index takes 4 bytes for
-    each voxel of a block, and for each block of the whole grid.
+    each voxel of a block, and for each block of the whole grid, and 8 for each place of a listed voxel.
 
     Args:
         coords: (N, 3) x, y, z of each voxel, or (N, 4) with its element of a batch first; integers, all different, on
@@ -51,6 +52,7 @@ class VoxelIndex:
         exists: (B, X', Y', Z') bool, which blocks have voxels; B is 1 without a batch. The first vertex of the first
             block is one voxel before the first voxel, because features fall to zero there.
         rows: (8 A, 8 B', 8 C') int32, the row of each voxel of the atlas, N where there is none.
+        filled: (K,) int64, the places in the atlas, flattened, that have a row; up to eight for each voxel of the list.
 
     Raises:
         TypeError: ``coords`` are no integers.
@@ -92,6 +94,7 @@ class VoxelIndex:
             self.rows[tuple(vertex.T)] = rows
         if bool((self.rows[tuple(vertex.T)] != rows).any()):
             raise ArgumentValueError("coords must be all different, got a voxel twice")
+        self.filled = (self.rows.view(-1) != self.count).nonzero()[:, 0]
 
     def _number(self, block: Tensor, element: Tensor) -> Tensor:
         """Returns the numbers (M,) of blocks (M, 3) in the order of the atlas, -1 for those that do not exist."""
@@ -185,11 +188,14 @@ def sample_voxels(
     columns = features.to(wide)
     if missing == "renormalize":
         columns = torch.cat((columns, torch.ones_like(columns.sum(dim=1, keepdim=True))), dim=1)
-    table = torch.cat((columns, torch.zeros_like(columns.sum(dim=0, keepdim=True))))  # and a row for what is missing
-    if 8 * len(where) > index.rows.numel():
-        grid = F.embedding(index.rows, table, padding_idx=index.count)
+    if _VOXELS_PER_POINT * len(where) > index.rows.numel():
+        # Not one look-up for all places of the atlas: its gradient would sort them on CUDA.
+        grid = columns.new_zeros(index.rows.numel(), columns.shape[1])
+        grid.index_put_((index.filled,), columns.index_select(0, index.rows.view(-1)[index.filled]))
+        grid = grid.view(*index.rows.shape, columns.shape[1])
         sampled = sample_trilinear(grid, _in_atlas(place - cell, vertex, inside, index.rows.shape))
     else:
+        table = torch.cat((columns, torch.zeros_like(columns.sum(dim=0, keepdim=True))))  # a row for what is missing
         steps = torch.tensor(_CORNERS, device=points.device)
         x, y, z = (vertex[:, None] + steps).unbind(-1)
         rows = torch.where(inside[:, None], index.rows[x, y, z], index.count)
