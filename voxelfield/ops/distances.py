@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.foundation.autograd import hold_constant
+from voxelfield.foundation.autograd import hold_constant, traces_ops
 from voxelfield.foundation.checks import (
     FLOATING,
     check_choice,
@@ -86,14 +86,16 @@ def sample_distance(
     check_field("aabb", aabb, (2, 3), (torch.float32, torch.float64), "grid", grid)
     wide = coordinate_dtype(grid.dtype)
     low, high = aabb.to(wide).unbind(0)
-    finite = points.isfinite().all(dim=-1, keepdim=True)
+    # Every pass over the points counts: numbers that are not finite are those whose product with 0 is not 0.
+    finite = (points * 0 == 0).all(dim=-1, keepdim=True)
     # A position that is not finite must not reach the box's gradient.
     where = torch.where(finite, points.to(wide), low)
     sample: Callable[..., Any] = sample_trilinear
-    unit = torch.where(finite, (where - low) / (high - low), math.nan)
+    size = high - low
+    unit = torch.addcdiv(-low / size, where, size)
     sampled = sample(grid, unit, with_gradient=truth_of("with_gradient", with_gradient))
     value, slope = sampled if with_gradient else (sampled, None)
-    value = value.to(wide)
+    value = torch.where(finite, value.to(wide), 0.0)
     beyond = where - where.clamp(low, high)
     squared = beyond.square().sum(dim=-1, keepdim=True)
     outside = squared > 0
@@ -105,7 +107,7 @@ def sample_distance(
         result = torch.where(known, hypotenuse, result)
     if slope is None:
         return result.to(grid.dtype)
-    slope = slope.to(wide) / (high - low)
+    slope = torch.where(finite.unsqueeze(-1), slope.to(wide) / size, 0.0)
     away = (beyond / torch.where(outside, distance, 1.0)).unsqueeze(-2)
     if bound == "upper":
         return result.to(grid.dtype), (slope + away).to(grid.dtype)
@@ -181,13 +183,13 @@ def _nearest(squared: Tensor, axis: int, step: Tensor) -> Tensor:
     lines = squared.movedim(axis, 0)
     count, rows = len(lines), lines.flatten(1)
     added = (step * torch.arange(count, dtype=squared.dtype, device=squared.device)).square().unbind(0)
-    parts = []
+    parts, traced = [], traces_ops()  # in which no number can be looked at
     for part in rows.split(_LINES.get(squared.device.type, 1 << 20), dim=1):
         part = part.contiguous()
         least = part.clone()
         for shift in range(1, count):
             # From further away, nothing is nearer than the farthest distance found so far.
-            if shift % _SHIFTS == 0 and bool(added[shift] >= least.max()):
+            if shift % _SHIFTS == 0 and not traced and bool(added[shift] >= least.max()):
                 break
             sums = part + added[shift]
             torch.minimum(least[shift:], sums[:-shift], out=least[shift:])
