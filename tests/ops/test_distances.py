@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from voxelfield import ops
+from voxelfield.ops import distances
 
 BOX = torch.tensor([[-1.0, -0.8, -1.2], [1.0, 0.8, 1.2]], dtype=torch.float64)
 
@@ -78,6 +79,13 @@ def test_redistance_is_exact_for_planes_and_keeps_the_surface():
     near[:3] = near[-3:] = near[:, :, :3] = near[:, :, -3:] = False  # beside the faces, the nearest point is outside
     torch.testing.assert_close(found[near], plane[near], rtol=0, atol=2e-3)
     torch.testing.assert_close(ops.redistance(found, BOX)[near], found[near], rtol=0, atol=1e-3)
+
+
+def test_redistance_finds_the_same_if_it_looks_for_nearer_surfaces_to_the_end(device, monkeypatch):
+    grid = torch.rand(20, 30, 25, 1, device=device) - 0.001
+    found = ops.redistance(grid, BOX.to(device))
+    monkeypatch.setattr(distances, "_SHIFTS", 1000)
+    assert torch.equal(found, ops.redistance(grid, BOX.to(device)))
 
 
 def test_redistance_of_every_channel_and_element_by_itself():
