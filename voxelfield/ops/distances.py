@@ -96,8 +96,8 @@ def sample_distance(
     sampled = sample(grid, unit, with_gradient=truth_of("with_gradient", with_gradient))
     value, slope = sampled if with_gradient else (sampled, None)
     value = torch.where(finite, value.to(wide), 0.0)
-    beyond = where - where.clamp(low, high)
-    squared = beyond.square().sum(dim=-1, keepdim=True)
+    nearest = where.clamp(low, high)
+    squared = F.mse_loss(where, nearest, reduction="none").sum(dim=-1, keepdim=True)  # two passes instead of three
     outside = squared > 0
     distance = torch.where(outside, torch.where(outside, squared, 1.0).sqrt(), 0.0)
     result = value + distance if bound == "upper" else value - distance
@@ -108,6 +108,7 @@ def sample_distance(
     if slope is None:
         return result.to(grid.dtype)
     slope = torch.where(finite.unsqueeze(-1), slope.to(wide) / size, 0.0)
+    beyond = where - nearest
     away = (beyond / torch.where(outside, distance, 1.0)).unsqueeze(-2)
     if bound == "upper":
         return result.to(grid.dtype), (slope + away).to(grid.dtype)
