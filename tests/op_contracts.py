@@ -753,6 +753,11 @@ SPACE = {
         },
         reference="tests/ops/test_pixel_rays.py",
     ),
+    "place_in_box": Contract(
+        call=lambda points, aabb: TABLE["place_in_box"](points, aabb),
+        make=lambda n: {"points": 3 * torch.rand(n, 3) - 1, "aabb": BOX},
+        reference="tests/ops/test_distances.py",
+    ),
     "atlas_coordinates": Contract(
         call=atlas_coordinates,
         make=lambda n: {

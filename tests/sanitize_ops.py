@@ -53,7 +53,9 @@ def run_grid_ops(
     ops.sample_trilinear(grids, points, *options)
     ops.point_gradient_trilinear(values, grids, points, *options)
     if not with_gradient:
-        ops.sample_in_box(grids[0], points, torch.tensor(((-1, -1, -1), (2, 2, 2)), device=device, dtype=wide), padding)
+        box = torch.tensor(((-1, -1, -1), (2, 2, 2)), device=device, dtype=wide)
+        ops.sample_in_box(grids[0], points, box, padding)
+        ops.place_in_box(points[0], box)
     sizes = [number for r, c in zip(resolutions, channels, strict=True) for number in (*r, c)]
     for method in (1, 2, 3):
         ops.splat_trilinear(values, points, sizes, *options, method)

@@ -58,6 +58,8 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // positions in the unit cube. Calling a VoxelGrid would otherwise take five ops, whose host overhead exceeds the
   // sampling time.
   m.def("sample_in_box(Tensor grid, Tensor points, Tensor aabb, int padding) -> (Tensor, Tensor)");
+  // Where points (N, 3) are in the unit cube of a box, and their distances to it, 0 for those that are not finite.
+  m.def("place_in_box(Tensor points, Tensor aabb) -> (Tensor unit, Tensor distance)");
   m.def(
       "splat_trilinear(Tensor values, Tensor points, int[] sizes, int padding, bool align_corners, bool nearest, bool "
       "sum, bool with_gradient, int method) -> Tensor[]");

@@ -11,21 +11,30 @@
 // Backends can therefore rely on at least one point and one channel.
 #pragma once
 
+#include <cmath>
+
 #include "common/checks.h"
 #include "stencil/trilinear.h"
 
 namespace voxelfield {
 
-// Maps positions (N, 3) in a box to coordinates of the unit cube.
+// Maps positions (N, 3) to coordinates of the unit cube of a box, and to their distances to the box, if wanted.
 template <typename T>
 struct ToUnit {
   const T *points, *aabb;
-  T* in_cube;
+  T *in_cube, *distance;  // the distance is 0 for a position that is not finite
 
   VOXELFIELD_HOST_DEVICE void operator()(int64_t i) const {
+    T squared = 0;
+    bool finite = true;
     for (int axis = 0; axis < 3; ++axis) {
-      in_cube[3 * i + axis] = (points[3 * i + axis] - aabb[axis]) / (aabb[3 + axis] - aabb[axis]);
+      const T at = points[3 * i + axis], low = aabb[axis], high = aabb[3 + axis];
+      in_cube[3 * i + axis] = (at - low) / (high - low);
+      const T beyond = at < low ? at - low : (at > high ? at - high : T(0));
+      squared += beyond * beyond;
+      finite = finite && at - at == T(0);
     }
+    if (distance != nullptr) distance[i] = finite ? std::sqrt(squared) : T(0);
   }
 };
 
@@ -61,11 +70,17 @@ struct StencilOps {
     const Tensor box = checked("aabb", aabb, {2, 3}, world.scalar_type(), grid);
     const typename Backend::Guard guard(grid);
     const Points at{new_like(world, shape_of(world)), false};
-    dispatch_opmath(world, [&](auto zero) {
-      using T = decltype(zero);
-      Backend::for_each(world.numel() / 3, ToUnit<T>{data_of(world), data_of(box), data_of(at.points)});
-    });
+    to_unit(world, box, at.points, std::nullopt);
     return {gather(source, at), at.points};
+  }
+
+  static TensorTuple<2> place_in_box(const Tensor& points, const Tensor& aabb) {
+    const Tensor world = checked("points", points, {kAny, 3}, opmath_type(points), points);
+    const Tensor box = checked("aabb", aabb, {2, 3}, world.scalar_type(), points);
+    const typename Backend::Guard guard(points);
+    const Tensor unit = new_like(world, shape_of(world)), distance = new_like(world, {world.size(0)});
+    to_unit(world, box, unit, distance);
+    return {unit, distance};
   }
 
   static std::vector<Tensor> splat_trilinear(const Tensor& values, const Tensor& points, std::vector<int64_t> sizes,
@@ -157,6 +172,7 @@ struct StencilOps {
   static void implement_gather(Library& m) {
     m.impl("sample_trilinear", TORCH_BOX(&sample_trilinear));
     m.impl("sample_in_box", TORCH_BOX(&sample_in_box));
+    m.impl("place_in_box", TORCH_BOX(&place_in_box));
     m.impl("interpolate_cells", TORCH_BOX(&interpolate_cells));
     m.impl("point_gradient_trilinear", TORCH_BOX(&point_gradient_trilinear));
     m.impl("point_gradient_cells", TORCH_BOX(&point_gradient_cells));
@@ -169,6 +185,13 @@ struct StencilOps {
   }
 
  private:
+  static void to_unit(const Tensor& world, const Tensor& box, const Tensor& unit, const OptionalTensor& distance) {
+    dispatch_opmath(world, [&](auto zero) {
+      using T = decltype(zero);
+      Backend::for_each(world.numel() / 3, ToUnit<T>{data_of(world), data_of(box), data_of(unit), data_of(distance)});
+    });
+  }
+
   // How a grid is interpolated between its vertices and extended beyond them.
   struct Lookup {
     int64_t padding;

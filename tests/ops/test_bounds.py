@@ -337,7 +337,7 @@ FREE |= {
     ("mlp", "input"),
     ("render_grid", "grid"),
 }
-FREE |= {("sample_in_box", name) for name in ("grid", "points")}
+FREE |= {("place_in_box", "points")} | {("sample_in_box", name) for name in ("grid", "points")}
 FREE |= {("sample_separable", name) for name in ("grid", "points")} | {("point_gradient_separable", "grid")}
 FREE |= {("lens_rays", "points"), ("lens_points", "rays")}
 FREE |= {("integrate_rays", "grid"), ("line_gradient", "grid"), ("first_crossing", "grid")}
@@ -351,7 +351,7 @@ UNCHECKED = {("grid_adam_", "lrs"), ("grid_adam_", "steps"), ("pyramid_image_fit
 
 # Ops of which no argument has to be as long as another.
 WITHOUT_LENGTHS = {
-    *("pack_occupancy", "empty_distance", "sum_along_rays"),
+    *("pack_occupancy", "empty_distance", "sum_along_rays", "place_in_box"),
     *("atlas_coordinates", "sum_duplicates_", "sample_trilinear", "scan_along_rays", "mlp", "grid_adam_"),
     *("active_tiles_", "touched_vertices_", "pack_vertices_", "unpack_vertices_", "sample_separable"),
 }

@@ -81,6 +81,22 @@ def test_redistance_is_exact_for_planes_and_keeps_the_surface():
     torch.testing.assert_close(ops.redistance(found, BOX)[near], found[near], rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("bound", ["upper", "lower"])
+def test_distances_are_the_same_whether_or_not_gradients_are_recorded(device, dtype, bound):
+    grid, box = sphere(lattice()).to(device, dtype), BOX.to(device, dtype)
+    points = 4 * torch.rand(3, 50, 3, device=device, dtype=dtype) - 2
+    points[0, :4] = torch.tensor([[math.nan, 0, 0], [0, math.inf, 0], [0, 5, -math.inf], [1e30, 0, 0]])
+    found = ops.sample_distance(grid, points, box, bound=bound)
+    assert torch.equal(found[0, :3], torch.zeros_like(found[0, :3]))
+    recorded = ops.sample_distance(grid, points.requires_grad_(), box, bound=bound)
+    torch.testing.assert_close(found, recorded)
+    (slope,) = torch.autograd.grad(recorded[:, 4:].sum(), points)
+    _, given = ops.sample_distance(grid, points.detach(), box, bound=bound, with_gradient=True)
+    torch.testing.assert_close(given[:, 4:, 0], slope[:, 4:])
+    assert torch.equal(given[0, :3], torch.zeros_like(given[0, :3]))
+
+
 def test_redistance_finds_the_same_if_it_looks_for_nearer_surfaces_to_the_end(device, monkeypatch):
     grid = torch.rand(20, 30, 25, 1, device=device) - 0.001
     found = ops.redistance(grid, BOX.to(device))

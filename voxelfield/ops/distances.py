@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.foundation.autograd import hold_constant, traces_ops
+from voxelfield.foundation.autograd import hold_constant, needs_long_path, traces_ops
 from voxelfield.foundation.checks import (
     FLOATING,
     check_choice,
@@ -27,6 +27,7 @@ from voxelfield.foundation.checks import (
 from voxelfield.foundation.errors import ArgumentValueError, shown
 from voxelfield.installed import import_optional
 from voxelfield.ops._grids import check_volumes, grid_size
+from voxelfield.ops._table import declare
 from voxelfield.ops.grid import sample_trilinear
 
 Bound = Literal["upper", "lower"]
@@ -85,35 +86,49 @@ def sample_distance(
     check_field("points", points, ("...", 3), FLOATING, "grid", grid)
     check_field("aabb", aabb, (2, 3), (torch.float32, torch.float64), "grid", grid)
     wide = coordinate_dtype(grid.dtype)
-    low, high = aabb.to(wide).unbind(0)
-    # Every pass over the points counts: numbers that are not finite are those whose product with 0 is not 0.
-    finite = (points * 0 == 0).all(dim=-1, keepdim=True)
-    # A position that is not finite must not reach the box's gradient.
-    where = torch.where(finite, points.to(wide), low)
+    where, box = points.to(wide), aabb.to(wide)
+    unit, distance, finite = _place(where, box)
     sample: Callable[..., Any] = sample_trilinear
-    size = high - low
-    unit = torch.addcdiv(-low / size, where, size)
     sampled = sample(grid, unit, with_gradient=truth_of("with_gradient", with_gradient))
     value, slope = sampled if with_gradient else (sampled, None)
     value = torch.where(finite, value.to(wide), 0.0)
-    nearest = where.clamp(low, high)
-    squared = F.mse_loss(where, nearest, reduction="none").sum(dim=-1, keepdim=True)  # two passes instead of three
-    outside = squared > 0
-    distance = torch.where(outside, torch.where(outside, squared, 1.0).sqrt(), 0.0)
+    outside = distance > 0
     result = value + distance if bound == "upper" else value - distance
     if bound == "lower":
         known = outside & (value >= 0)
-        hypotenuse = torch.where(known, squared + value.square(), 1.0).sqrt()
+        hypotenuse = torch.where(known, distance.square() + value.square(), 1.0).sqrt()
         result = torch.where(known, hypotenuse, result)
     if slope is None:
         return result.to(grid.dtype)
-    slope = torch.where(finite.unsqueeze(-1), slope.to(wide) / size, 0.0)
-    beyond = where - nearest
+    slope = torch.where(finite.unsqueeze(-1), slope.to(wide) / (box[1] - box[0]), 0.0)
+    beyond = torch.where(outside, where - where.clamp(*box), 0.0)
     away = (beyond / torch.where(outside, distance, 1.0)).unsqueeze(-2)
     if bound == "upper":
         return result.to(grid.dtype), (slope + away).to(grid.dtype)
     curved = (value.unsqueeze(-1) * slope + beyond.unsqueeze(-2)) / hypotenuse.unsqueeze(-1)
     return result.to(grid.dtype), torch.where(known.unsqueeze(-1), curved, slope - away).to(grid.dtype)
+
+
+def _place(points: Tensor, aabb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns where points (..., 3) are in the unit cube, their distances to the box (..., 1), and which count."""
+    if not needs_long_path() and not (torch.is_grad_enabled() and (points.requires_grad or aabb.requires_grad)):
+        unit, distance = _place_in_box(points.reshape(-1, 3), aabb)
+        # Sampling yields zeros where the place is not finite.
+        return unit.view(points.shape), distance.view(*points.shape[:-1], 1), distance.new_ones((), dtype=torch.bool)
+    low, high = aabb
+    # Every pass over the points counts: numbers that are not finite are those whose product with 0 is not 0.
+    finite = (points * 0 == 0).all(dim=-1, keepdim=True)
+    # A position that is not finite must not reach the box's gradient.
+    where, size = torch.where(finite, points, low), high - low
+    squared = F.mse_loss(where, where.clamp(low, high), reduction="none").sum(dim=-1, keepdim=True)
+    outside = squared > 0
+    distance = torch.where(outside, torch.where(outside, squared, 1.0).sqrt(), 0.0)
+    return torch.addcdiv(-low / size, where, size), distance, finite
+
+
+_place_in_box = declare(
+    "place_in_box", lambda points: (points.new_empty(points.shape), points.new_empty(points.shape[0]))
+)
 
 
 @torch.no_grad()
