@@ -17,6 +17,7 @@ apply them, and :func:`declare_lookups` makes them the autograd kernels of the r
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -235,7 +236,6 @@ def declare_lookups(kind: type[Stencil], stencil: Callable[..., Stencil], **row:
 
     ``stencil`` makes the stencil of the options of a call. Returns :math:`S`.
     """
-    lists = kind.lists
 
     def declare_one(name: str, function: type[StencilFunction], inputs: Callable[..., Any], **row: Any) -> Op:
         def batching(info: Any, dims: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:
@@ -243,16 +243,11 @@ def declare_lookups(kind: type[Stencil], stencil: Callable[..., Stencil], **row:
 
         return declare(name, function=function, inputs=inputs, batching=batching, **row)
 
-    def gathered(sources: Any, points: Tensor, *options: Any) -> tuple[Any, ...]:
-        return stencil(*options), None, None, points, *(sources if lists else (sources,))
+    def inputs_of(values: Any, sources: Any, points: Tensor, *options: Any) -> tuple[Any, ...]:
+        return stencil(*options), None, values, points, *(sources if kind.lists else (sources,))
 
-    def differentiated(values: Tensor, sources: Any, points: Tensor, *options: Any) -> tuple[Any, ...]:
-        return stencil(*options), None, values, points, *(sources if lists else (sources,))
-
-    declare_one(
-        kind.point_gradient, PointGradient, differentiated, results=lambda points: points.new_empty(points.shape)
-    )
-    return declare_one(kind.gather, Gather, gathered, **row)
+    declare_one(kind.point_gradient, PointGradient, inputs_of, results=lambda points: points.new_empty(points.shape))
+    return declare_one(kind.gather, Gather, functools.partial(inputs_of, None), **row)
 
 
 def declare_splat(

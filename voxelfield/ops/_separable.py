@@ -11,19 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.foundation.checks import (
-    FLOATING,
-    INTEGERS,
-    check_choice,
-    check_dtype,
-    check_field,
-    check_tensor,
-    coordinate_dtype,
-    truth_of,
-)
-from voxelfield.foundation.errors import ArgumentValueError
+from voxelfield.foundation.checks import FLOATING, INTEGERS, check_dtype, check_field, check_tensor, coordinate_dtype
 from voxelfield.ops._derivatives import Shapes, Stencil, declare_lookups, declare_splat
-from voxelfield.ops._grids import PADDINGS, as_rows, check_vertices, sample_lookup, value_and_gradient
+from voxelfield.ops._grids import as_rows, check_vertices, grid_options, sample_lookup, value_and_gradient
 
 KERNELS: dict[str, int] = {"nearest": 0, "linear": 1, "convolution": 2, "bspline": 3}
 
@@ -75,18 +65,9 @@ def separable_options(
     kernel: str, padding: str, align_corners: bool, with_gradient: bool, planar: bool = False, normalized: bool = False
 ) -> Options:
     """Checks the options of a public function and returns those of the raw ops."""
-    check_choice("padding", padding, PADDINGS)
-    with_gradient = truth_of("with_gradient", with_gradient)
-    if with_gradient and kernel == "nearest":
-        raise ArgumentValueError("with_gradient=True needs mode='linear', got mode='nearest': that has no gradient")
-    return (
-        KERNELS[kernel],
-        PADDINGS[padding],
-        truth_of("align_corners", align_corners),
-        planar,
-        normalized,
-        with_gradient,
-    )
+    mode = "nearest" if kernel == "nearest" else "linear"
+    outside, corners, *_, gradient = grid_options(padding, align_corners, mode, False, with_gradient)
+    return KERNELS[kernel], outside, corners, planar, normalized, gradient
 
 
 def sample_along(

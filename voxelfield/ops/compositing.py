@@ -187,12 +187,8 @@ def _light(
     name: str, values: Tensor, dt: Any, ray_offsets: Tensor | None, min_transmittance: float, *, transmittance: bool
 ) -> Tensor:
     """Returns weights or transmittances of values called ``density``, or ``alpha``, which have no ``dt``."""
-    alphas = name == "alpha"
     if ray_offsets is None:
-        if alphas:
-            packed, ray_offsets = pack_equal_rays(name, values)
-        else:
-            packed, dt, ray_offsets = pack_equal_rays(name, values, dt=dt)
+        packed, dt, ray_offsets = pack_equal_rays(name, values, dt=dt)
         return _light(name, packed, dt, ray_offsets, min_transmittance, transmittance=transmittance).view(values.shape)
-    dt = None if alphas else widen(per_sample(dt, values))
+    dt = None if name == "alpha" else widen(per_sample(dt, values))
     return light_packed(widen(values), dt, int64_offsets(ray_offsets, name, values), min_transmittance, transmittance)

@@ -121,23 +121,18 @@ def cells_to_walk(occupied: Tensor | OccupancyBits) -> tuple[Tensor, tuple[int, 
     return occupied, (x, y, z)
 
 
-def _alert_not_deterministic(device: torch.device) -> None:
-    """Raises or warns, as torch's own ops without a deterministic implementation do."""
-    if device.type != "cuda" or not torch.are_deterministic_algorithms_enabled():
-        return
-    message = (
-        "the gradient of render_grid does not have a deterministic implementation on CUDA, but "
-        "torch.use_deterministic_algorithms(True) is set: use march_rays, sample_trilinear and composite instead"
-    )
-    if not torch.is_deterministic_algorithms_warn_only_enabled():
-        raise RuntimeError(message)
-    warnings.warn(message, stacklevel=2)
-
-
 def _gradients(grad_rgb: Tensor, density: Tensor | None, backward: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     if density is not None:
         raise NotImplementedError("rendering with a density of its own has no derivative; leave density out")
-    _alert_not_deterministic(grad_rgb.device)
+    if grad_rgb.is_cuda and torch.are_deterministic_algorithms_enabled():
+        # As torch's own ops without a deterministic implementation do.
+        message = (
+            "the gradient of render_grid does not have a deterministic implementation on CUDA, but "
+            "torch.use_deterministic_algorithms(True) is set: use march_rays, sample_trilinear and composite instead"
+        )
+        if not torch.is_deterministic_algorithms_warn_only_enabled():
+            raise RuntimeError(message)
+        warnings.warn(message, stacklevel=1)
     return backward()
 
 
