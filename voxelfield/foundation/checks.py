@@ -116,11 +116,6 @@ def check_result(name: str, value: Tensor, shape: tuple[int, ...], points: Tenso
     check_same_device(name, value, "points", points)
 
 
-def check_float32(name: str, value: Tensor, shape: tuple[int | str, ...], other_name: str, other: Tensor) -> None:
-    """Raises unless ``value`` is a float32 tensor of the given shape, on the device of ``other``."""
-    check_field(name, value, shape, torch.float32, other_name, other)
-
-
 def check_step(step: float) -> None:
     """Raises unless ``step`` is positive and finite in float32, the dtype of the marching kernels."""
     limits = torch.finfo(torch.float32)

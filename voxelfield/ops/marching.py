@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.foundation import constants
-from voxelfield.foundation.checks import check_dense, check_field, check_float32, check_tensor
+from voxelfield.foundation.checks import check_dense, check_field, check_tensor
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
 from voxelfield.ops._table import declare
 
@@ -93,7 +93,7 @@ def march_rays(
         NotImplementedError: An argument carries a tangent of forward-mode differentiation.
     """
     check_tensor("origins", origins, ("R", 3))
-    check_float32("aabb", aabb, (2, 3), "origins", origins)
+    check_field("aabb", aabb, (2, 3), torch.float32, "origins", origins)
     bits = occupied if isinstance(occupied, OccupancyBits) else pack_occupancy(occupied)
     check_bits(bits)
     check_capacity(capacity)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from voxelfield.foundation.checks import check_field, check_float32, check_fraction, check_ray_offsets
+from voxelfield.foundation.checks import check_field, check_fraction, check_ray_offsets
 from voxelfield.ops._compositing import per_sample
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
 from voxelfield.ops._table import declare
@@ -53,9 +53,9 @@ def select_samples(
     check_field("density", density, ("M",), torch.float32)
     count = density.shape[0]
     lengths: Tensor = per_sample(dt, density)
-    check_float32("positions", positions, (count, 3), "density", density)
-    check_float32("t", t, (count,), "density", density)
-    check_float32("dt", lengths, (count,), "density", density)
+    check_field("positions", positions, (count, 3), torch.float32, "density", density)
+    check_field("t", t, (count,), torch.float32, "density", density)
+    check_field("dt", lengths, (count,), torch.float32, "density", density)
     ray_offsets = check_ray_offsets(ray_offsets, count, "density", density)
     check_fraction("min_transmittance", min_transmittance)
     check_fraction("min_weight", min_weight)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.foundation.checks import check_at_least_one, check_field, check_float32, check_index, check_same_device
+from voxelfield.foundation.checks import check_at_least_one, check_field, check_index, check_same_device
 from voxelfield.foundation.errors import shown
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.rays import Rays, check_values, intersect_aabb
@@ -73,7 +73,7 @@ class Cameras:
 
     def __post_init__(self) -> None:
         check_field("Cameras.c2w", self.c2w, ("N", 4, 4), torch.float32)
-        check_float32("Cameras.intrinsics", self.intrinsics, (len(self), 4), "Cameras.c2w", self.c2w)
+        check_field("Cameras.intrinsics", self.intrinsics, (len(self), 4), torch.float32, "Cameras.c2w", self.c2w)
         check_at_least_one("Cameras.width", self.width)
         check_at_least_one("Cameras.height", self.height)
         check_at_least_one("Cameras.across", self.across)
@@ -88,7 +88,7 @@ class Cameras:
                 )
         check_values("Cameras.values", self.values, len(self), self.c2w)
         if self.rolling is not None:
-            check_float32("Cameras.rolling", self.rolling, (len(self), 7), "Cameras.c2w", self.c2w)
+            check_field("Cameras.rolling", self.rolling, (len(self), 7), torch.float32, "Cameras.c2w", self.c2w)
         if self.lens is None:
             return
         if not isinstance(self.lens, Lens):
@@ -248,7 +248,7 @@ class Cameras:
         """
         check_field("camera_index", camera_index, ("R",), torch.int64, "Cameras.c2w", self.c2w)
         check_index("camera_index", camera_index, len(self), "the cameras")
-        check_float32("pixels", pixels, (camera_index.shape[0], 2), "Cameras.c2w", self.c2w)
+        check_field("pixels", pixels, (camera_index.shape[0], 2), torch.float32, "Cameras.c2w", self.c2w)
         origins, directions = self._cast(camera_index, pixels, pixels[:, 1])
         values = {name: value.index_select(0, camera_index) for name, value in self.values.items()}
         interval = intersect_aabb(origins.detach(), directions.detach(), aabb)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from voxelfield.foundation.checks import check_field, check_float32, check_same_device
+from voxelfield.foundation.checks import check_field, check_same_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +40,9 @@ class Rays:
     def __post_init__(self) -> None:
         check_field("Rays.origins", self.origins, ("R", 3), torch.float32)
         count = self.origins.shape[0]
-        check_float32("Rays.directions", self.directions, (count, 3), "Rays.origins", self.origins)
-        check_float32("Rays.near", self.near, (count,), "Rays.origins", self.origins)
-        check_float32("Rays.far", self.far, (count,), "Rays.origins", self.origins)
+        check_field("Rays.directions", self.directions, (count, 3), torch.float32, "Rays.origins", self.origins)
+        check_field("Rays.near", self.near, (count,), torch.float32, "Rays.origins", self.origins)
+        check_field("Rays.far", self.far, (count,), torch.float32, "Rays.origins", self.origins)
         check_values("Rays.values", self.values, count, self.origins)
 
     def __len__(self) -> int:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from voxelfield.fields.environment import Environment
 from voxelfield.fields.field import Field, warp_of
-from voxelfield.foundation.checks import check_at_least_one, check_choice, check_float32, check_same_device
+from voxelfield.foundation.checks import check_at_least_one, check_choice, check_field, check_same_device
 from voxelfield.foundation.errors import shown
 from voxelfield.ops._internal.color import PIXEL_AVERAGING, pixel_colors
 from voxelfield.rendering.backends import BACKENDS, GenericBackend, ImageBackend, ImageSource, fastest_backend
@@ -89,7 +89,7 @@ class FieldRenderer:
     ) -> None:
         warp_of(field)  # refuses what is no field
         color: Tensor = background.maps[0].new_zeros(3) if isinstance(background, Environment) else background
-        check_float32("background", color, (3,), "field", field.aabb)
+        check_field("background", color, (3,), torch.float32, "field", field.aabb)
         check_same_device("occupancy", occupancy.aabb, "field", field.aabb)
         check_at_least_one("supersampling", supersampling)
         check_at_least_one("chunk", chunk)
