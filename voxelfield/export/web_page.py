@@ -108,7 +108,9 @@ def save_web_page(
     fixed, refined = _textures(model, field, bricks, blocks, atlas), _vertex_textures(atlas)
     _check_size(fixed, refined, int((blocks >= 0).sum()))
     inline = page == Path(path)
-    room = min(MAX_INLINE if inline else math.inf, math.inf if web_size is None else _data_of(web_size))
+    # Base64 makes four bytes of three.
+    given = math.inf if web_size is None else 0.75 * web_size * 2**20 - _PAGE
+    room = min(MAX_INLINE if inline else math.inf, given)
     stored = _compressed(fixed, refined, room)
     layers = len(stored) - len(fixed)
     _compare(model, _PageField(field, bricks, blocks, atlas, layers), cameras)
@@ -301,11 +303,6 @@ def _vertex_textures(atlas: Tensor) -> list[_Texture]:
     fours = enumerate(atlas[..., 1:].split(4, dim=-1))
     values = [_Texture(f"values{number}", "RGBA8", four.round().to(torch.uint8)) for number, four in fours]
     return [_Texture("log_density", "R16F", atlas[..., 0]), *values]
-
-
-def _data_of(web_size: float) -> float:
-    """Returns how many bytes of data a page of so many MiB has; base64 makes four bytes of three."""
-    return 0.75 * web_size * 2**20 - _PAGE
 
 
 def _compressed(fixed: list[_Texture], refined: list[_Texture], room: float) -> dict[str, bytes]:
