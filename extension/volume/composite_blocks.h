@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 
 #include "common/narrow.h"
 #include "volume/composite_ops.h"
@@ -64,30 +65,19 @@ struct alignas(64) BlockBuffer {
   VOXELFIELD_HOST_DEVICE const T& operator[](int64_t i) const { return lane[i]; }
 };
 
-// Stores the sums of the values before each one, and returns the sum of all. The count is a multiple of four.
-template <typename T>
-VOXELFIELD_HOST_DEVICE T sums_before(const BlockBuffer<T>& values, int64_t count, T carry, BlockBuffer<T>& sums) {
+// Stores the sums (or with another `add`, the products) of the values before each one, and returns that of all. The
+// count is a multiple of four.
+template <typename T, typename Add>
+VOXELFIELD_HOST_DEVICE T scan_before(const BlockBuffer<T>& values, int64_t count, T carry, BlockBuffer<T>& before,
+                                     const Add& add) {
   for (int64_t k = 0; k < count; k += 4) {
-    const T a = values[k], ab = a + values[k + 1], abc = ab + values[k + 2], cd = values[k + 2] + values[k + 3];
-    sums[k] = carry;
-    sums[k + 1] = carry + a;
-    sums[k + 2] = carry + ab;
-    sums[k + 3] = carry + abc;
-    carry += ab + cd;
-  }
-  return carry;
-}
-
-template <typename T>
-VOXELFIELD_HOST_DEVICE T products_before(const BlockBuffer<T>& values, int64_t count, T carry,
-                                         BlockBuffer<T>& products) {
-  for (int64_t k = 0; k < count; k += 4) {
-    const T a = values[k], ab = a * values[k + 1], abc = ab * values[k + 2], cd = values[k + 2] * values[k + 3];
-    products[k] = carry;
-    products[k + 1] = carry * a;
-    products[k + 2] = carry * ab;
-    products[k + 3] = carry * abc;
-    carry *= ab * cd;
+    const T a = values[k], ab = add(a, values[k + 1]), abc = add(ab, values[k + 2]);
+    const T cd = add(values[k + 2], values[k + 3]);
+    before[k] = carry;
+    before[k + 1] = add(carry, a);
+    before[k + 2] = add(carry, ab);
+    before[k + 3] = add(carry, abc);
+    carry = add(carry, add(ab, cd));
   }
   return carry;
 }
@@ -133,6 +123,9 @@ class BlockLight {
 
   VOXELFIELD_HOST_DEVICE bool holds_ray() const { return count == span_.end - span_.begin; }
 
+  // The samples of the block from the end of the ray on.
+  VOXELFIELD_HOST_DEVICE RaySpan unreached() const { return {begin + reached, begin + count}; }
+
   // The samples behind the blocks so far.
   VOXELFIELD_HOST_DEVICE RaySpan rest() const { return {begin + count, span_.end}; }
 
@@ -153,7 +146,7 @@ class BlockLight {
         opacity_[k] = sound ? density[k] : T(NAN);
       }
       for (int64_t k = count; k < whole; ++k) absorbed_[k] = 1, opacity_[k] = 0;
-      passed_ = products_before(absorbed_, whole, passed_, transmittance);
+      passed_ = scan_before(absorbed_, whole, passed_, transmittance, std::multiplies<T>());
       ended_ = samples.stops(passed_);
     } else {
       const T* dt = samples.dt + begin;
@@ -165,7 +158,7 @@ class BlockLight {
         opacity_[k] = sound ? thickness : T(NAN);
       }
       for (int64_t k = count; k < whole; ++k) absorbed_[k] = opacity_[k] = 0;
-      passed_ = sums_before(absorbed_, whole, passed_, transmittance);
+      passed_ = scan_before(absorbed_, whole, passed_, transmittance, std::plus<T>());
       ended_ = samples.stops(light_behind(passed_));
       VOXELFIELD_VECTORIZE
       for (int64_t k = 0; k < whole; ++k) {
@@ -263,43 +256,28 @@ VOXELFIELD_HOST_DEVICE void store_row_products(const BlockBuffer<T>& weight, con
   }
 }
 
-template <typename Job, typename Samples>
-VOXELFIELD_HOST_DEVICE void clear_unreached(const Job& job, const BlockLight<Samples>& light) {
-  for (int64_t k = light.reached; k < light.count; ++k) job.clear(light.begin + k);
-}
-
 template <typename Job>
 VOXELFIELD_HOST_DEVICE void clear_rows(const Job& job, const RaySpan& rows) {
   for (int64_t i = rows.begin; i < rows.end; ++i) job.clear(i);
 }
 
-// Stores the gradients of the densities (or alphas) of a block, and of their lengths unless `grad_dt` is null. `total`
-// is the sum of the shares of the ray.
-template <typename Samples, typename T>
-VOXELFIELD_HOST_DEVICE void store_gradient(const Samples& samples, const BlockWork<Samples>& work, T total,
-                                           T* grad_density, T* grad_dt) {
+// Stores the gradients of the densities (or alphas) of a block, and of their lengths if they are wanted, from the
+// shares of the samples that the ray reaches. `total` is the sum of the shares of the ray, and `passed` that of the
+// blocks so far.
+template <typename Job, typename Samples, typename T>
+VOXELFIELD_HOST_DEVICE void store_gradient(const Job& job, T total, T& passed, BlockWork<Samples>& work) {
   const BlockLight<Samples>& light = work.light;
-  const T *density = samples.density + light.begin, *dt = samples.dt + light.begin;
-  T* out = grad_density + light.begin;
-  VOXELFIELD_VECTORIZE
-  for (int64_t k = 0; k < light.reached; ++k) {
-    const T suffix = total - (work.before[k] + work.share[k]), at_weight = work.at_weight[k];
-    if constexpr (Samples::kAlphas) {
-      const T open = T(1) - density[k];
-      const bool ends = open == T(0) || samples.stops(light.transmittance[k] * open);
-      const T behind = suffix / (ends ? T(1) : open);
-      out[k] = light.transmittance[k] * at_weight - (ends ? T(0) : behind);
-    } else {
-      out[k] = density_gradient(dt[k], light.transmittance[k], light.weight[k], at_weight, suffix);
-    }
-  }
-  if (grad_dt == nullptr) return;
+  const Samples samples = job.samples;
+  T *const gradient = job.gradient, *const grad_dt = job.grad_dt();
+  for (int64_t k = light.reached; k < light.whole; ++k) work.share[k] = 0;
+  passed = scan_before(work.share, light.whole, passed, work.before, std::plus<T>());
   VOXELFIELD_VECTORIZE
   for (int64_t k = 0; k < light.reached; ++k) {
     const T suffix = total - (work.before[k] + work.share[k]);
-    grad_dt[light.begin + k] =
-        density_gradient(density[k], light.transmittance[k], light.weight[k], work.at_weight[k], suffix);
+    samples.store_gradient(light.begin + k, light.transmittance[k], light.weight[k], work.at_weight[k], suffix,
+                           gradient, grad_dt);
   }
+  clear_rows(job, light.unreached());
 }
 
 template <typename Samples>
@@ -325,10 +303,7 @@ VOXELFIELD_HOST_DEVICE void store_block(const LightGradientWalk<Samples>& job, T
     work.share[k] = values[k] * grad[k];
     work.at_weight[k] = job.transmittance ? T(0) : grad[k];
   }
-  for (int64_t k = light.reached; k < light.whole; ++k) work.share[k] = 0;
-  passed = sums_before(work.share, light.whole, passed, work.before);
-  store_gradient(job.samples, work, total, job.gradient, job.grad_dt());
-  clear_unreached(job, light);
+  store_gradient(job, total, passed, work);
 }
 
 template <typename Samples>
@@ -438,15 +413,12 @@ VOXELFIELD_HOST_DEVICE void store_block(const CompositeGradientJob<Samples>& job
   ray.ahead = ahead;
   VOXELFIELD_VECTORIZE
   for (int64_t k = 0; k < reached; ++k) work.share[k] = light.weight[k] * work.at_weight[k];
-  for (int64_t k = reached; k < light.whole; ++k) work.share[k] = 0;
-  ray.passed = sums_before(work.share, light.whole, ray.passed, work.before);
-  store_gradient(job.samples, work, ray.total, job.gradient, grad_dt);
+  store_gradient(job, ray.total, ray.passed, work);
   if (grad_dt != nullptr && job.gradients.distortion != nullptr) {
     for (int64_t k = 0; k < reached; ++k) {
       grad_dt[begin + k] += ray.distortion * distortion_slope_in_length(light.weight[k]);
     }
   }
-  clear_unreached(job, light);
 }
 
 template <typename Samples>
