@@ -28,17 +28,18 @@ void for_each_span(const VertexGrid& grid, const F& f) {
   });
 }
 
-// Updates rows of `length` values, starting at value `first`. With kByChannel, the rate of a value is the rate of its
-// column.
+// Updates `count` values, starting at value `first`. With kByChannel, they are rows of channels, and the rate of a
+// value is the rate of its column.
 template <typename moment_t, bool kByChannel>
 VOXELFIELD_HOST_DEVICE void update_rows(const AdamLevel& level, const AdamRule& rule, const AdamStep& step,
-                                        int64_t first, int64_t rows, int64_t length) {
+                                        int64_t first, int64_t count) {
   const AdamRule r = rule;
   const AdamStep s = step;
+  const int64_t length = kByChannel ? level.grid.channels : count;
   const float *grad = level.grad, *rates = level.channel_rates;
   float* param = level.param;
   auto *exp_avg = static_cast<moment_t*>(level.exp_avg), *exp_avg_sq = static_cast<moment_t*>(level.exp_avg_sq);
-  for (int64_t row = first; row < first + rows * length; row += length) {
+  for (int64_t row = first; row < first + count; row += length) {
     VOXELFIELD_VECTORIZE
     for (int64_t c = 0; c < length; ++c) {
       const int64_t i = row + c;
@@ -51,17 +52,15 @@ VOXELFIELD_HOST_DEVICE void update_rows(const AdamLevel& level, const AdamRule& 
   }
 }
 
-template <typename moment_t>
-VOXELFIELD_HOST_DEVICE void update_with(const AdamLevel& level, const AdamRule& rule, const AdamStep& step,
-                                        int64_t first, int64_t count) {
-  if (level.channel_rates == nullptr) return update_rows<moment_t, false>(level, rule, step, first, 1, count);
-  update_rows<moment_t, true>(level, rule, step, first, count / level.grid.channels, level.grid.channels);
-}
-
 VOXELFIELD_MULTIVERSION void update_values(const AdamLevel& level, const AdamRule& rule, const AdamStep& step,
                                            int64_t first, int64_t count) {
-  level.narrow_moments ? update_with<BFloat16>(level, rule, step, first, count)
-                       : update_with<float>(level, rule, step, first, count);
+  if (level.channel_rates == nullptr) {
+    level.narrow_moments ? update_rows<BFloat16, false>(level, rule, step, first, count)
+                         : update_rows<float, false>(level, rule, step, first, count);
+  } else {
+    level.narrow_moments ? update_rows<BFloat16, true>(level, rule, step, first, count)
+                         : update_rows<float, true>(level, rule, step, first, count);
+  }
 }
 
 VOXELFIELD_MULTIVERSION void round_values(const float* values, BFloat16* rounded, int64_t count) {
@@ -82,11 +81,6 @@ void update_span(const AdamLevel& level, const AdamRule& rule, const AdamStep& s
   }
 }
 
-void clear_gradients(const AdamLevel& level) {
-  for_each_range(level.values(), 1 << 15,
-                 [&](int64_t begin, int64_t end) { std::fill(level.grad + begin, level.grad + end, 0.0f); });
-}
-
 bool is_touched(const float* grad, int64_t vertex, int64_t channels) {
   const float* const values = grad + vertex * channels;
   return std::any_of(values, values + channels, [](float x) { return x != 0.0f; });
@@ -96,11 +90,7 @@ bool is_touched(const float* grad, int64_t vertex, int64_t channels) {
 VOXELFIELD_MULTIVERSION bool are_zeros(const float* values, int64_t count) {
   uint32_t others = 0;
   VOXELFIELD_VECTORIZE_SUM(others)
-  for (int64_t i = 0; i < count; ++i) {
-    uint32_t value;
-    std::memcpy(&value, values + i, sizeof(value));
-    others += value << 1 == 0 ? 0 : 1;
-  }
+  for (int64_t i = 0; i < count; ++i) others += float_to_bits(values[i]) << 1 == 0 ? 0 : 1;
   return others == 0;
 }
 
@@ -163,7 +153,8 @@ struct CpuOptim : CpuBackend {
   static void adam(const std::vector<AdamLevel>& levels, const AdamRule& rule) {
     for (const AdamLevel& level : levels) {
       if (rule.skips_step()) {
-        if (rule.clear_grad) clear_gradients(level);
+        const auto clear = [&](int64_t begin, int64_t end) { std::fill(level.grad + begin, level.grad + end, 0.0f); };
+        if (rule.clear_grad) for_each_range(level.values(), 1 << 15, clear);
         continue;
       }
       const AdamStep step = level.step(rule);

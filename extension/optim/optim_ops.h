@@ -330,9 +330,6 @@ struct OptimOps {
                       " and ", device_name(param));
       AdamLevel level{};
       level.grid = vertex_grid("params", param, tiles[i], tile_counts[i]);
-      const auto floats = [&](const char* name, const Tensor& x) {
-        return contiguous_data(name, x, shape_of(param), ScalarType::Float, param);
-      };
       level.param = data_of(param);
       level.narrow_moments = exp_avgs[i].scalar_type() == ScalarType::BFloat16;
       const auto moments = [&](const char* name, const Tensor& x) {
@@ -342,7 +339,7 @@ struct OptimOps {
       };
       level.exp_avg = moments("exp_avgs", exp_avgs[i]);
       level.exp_avg_sq = moments("exp_avg_sqs", exp_avg_sqs[i]);
-      level.grad = floats("grads", grads[i]);
+      level.grad = contiguous_data("grads", grads[i], shape_of(param), ScalarType::Float, param);
       for (size_t j = i * copies; j < (i + 1) * copies; ++j) {
         if (!working[j].has_value()) continue;
         const Tensor& copy = *working[j];
@@ -373,19 +370,11 @@ struct OptimOps {
       if (!x.has_value()) return nullptr;
       return number_data(name, *x, ScalarType::Float, params[0]);
     };
+    const float *divisor = number("grad_scale", grad_scale), *skips = number("found_inf", found_inf);
     const auto narrow = [](double x) { return static_cast<float>(x); };
-    const AdamRule rule{std::log(beta1),
-                        std::log(beta2),
-                        narrow(1 - beta1),
-                        narrow(1 - beta2),
-                        narrow(beta2),
-                        narrow(eps),
-                        narrow(weight_decay),
-                        narrow(l2_penalty),
-                        skip_untouched,
-                        clear_grad,
-                        number("grad_scale", grad_scale),
-                        number("found_inf", found_inf)};
+    const AdamRule rule{
+        std::log(beta1),      std::log(beta2),    narrow(1 - beta1), narrow(1 - beta2), narrow(beta2), narrow(eps),
+        narrow(weight_decay), narrow(l2_penalty), skip_untouched,    clear_grad,        divisor,       skips};
     if (!levels.empty()) Backend::adam(levels, rule);
   }
 
