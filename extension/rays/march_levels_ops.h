@@ -3,10 +3,9 @@
 // cells are visited one by one, because the length of a step depends on where it began.
 #pragma once
 
-#include "common/checks.h"
 #include "common/finite.h"
 #include "rays/packed_rays.h"
-#include "rays/ray_walk.h"
+#include "rays/ray_inputs.h"
 
 namespace voxelfield {
 
@@ -209,16 +208,12 @@ struct PlaceIntervals {
   }
 };
 
-// Keeps contiguous copies alive for as long as raw pointers to them are in use.
-struct LevelInputs {
-  Tensor origins, directions, near, far, occupied, aabbs;
+struct LevelInputs : RayInputs {
+  Tensor occupied, aabbs;
 
   LevelInputs(const Tensor& origins, const Tensor& directions, const Tensor& near, const Tensor& far,
               const Tensor& occupied, const Tensor& aabbs)
-      : origins(checked("origins", origins, {kAny, 3}, ScalarType::Float, origins)),
-        directions(checked("directions", directions, {origins.size(0), 3}, ScalarType::Float, origins)),
-        near(checked("near", near, {origins.size(0)}, ScalarType::Float, origins)),
-        far(checked("far", far, {origins.size(0)}, ScalarType::Float, origins)),
+      : RayInputs(origins, directions, near, far, std::nullopt),
         occupied(checked("occupied", occupied, {kAny, kAny, kAny, kAny}, ScalarType::Bool, origins)),
         aabbs(checked("aabbs", aabbs, {occupied.size(0), 6}, ScalarType::Float, origins)) {}
 
@@ -233,14 +228,8 @@ struct LevelInputs {
                       cells);
       levels.resolution[axis] = static_cast<int32_t>(cells);
     }
-    return {data_of(origins),
-            data_of(directions),
-            data_of(near),
-            data_of(far),
-            levels,
-            static_cast<float>(step),
-            static_cast<float>(cone_angle),
-            max_count};
+    const float shortest = static_cast<float>(step), angle = static_cast<float>(cone_angle);
+    return {data_of(origins), data_of(directions), data_of(near), data_of(far), levels, shortest, angle, max_count};
   }
 };
 

@@ -20,10 +20,11 @@ inline float steps_per_length(double step) { return 1.0f / static_cast<float>(st
 
 // Keeps contiguous copies alive for as long as raw pointers to them are in use.
 struct RayInputs {
-  Tensor origins, directions, near, far, offset;
+  Tensor origins, directions, near, far;
+  OptionalTensor offset;  // given to all ops but those that march in steps of their own
 
   RayInputs(const Tensor& origins, const Tensor& directions, const Tensor& near, const Tensor& far,
-            const Tensor& offset)
+            const OptionalTensor& offset)
       : origins(checked("origins", origins, {kAny, 3}, ScalarType::Float, origins)),
         directions(checked("directions", directions, {origins.size(0), 3}, ScalarType::Float, origins)),
         near(checked("near", near, {origins.size(0)}, ScalarType::Float, origins)),
