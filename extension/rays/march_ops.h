@@ -128,19 +128,21 @@ struct SlotRows {
   const float *distances, *lengths;  // `lengths` may be null: all samples are a step long
   int64_t max_samples_per_ray;
   float step;
+  SamplePointers out;
 
   // The row of a sample, but for its position.
-  VOXELFIELD_HOST_DEVICE SampleRow row(int64_t ray, int32_t number) const {
-    const int64_t slot = ray * max_samples_per_ray + number;
-    return {{}, distances[slot], lengths == nullptr ? step : lengths[slot], ray, true};
+  VOXELFIELD_HOST_DEVICE SampleRow slot(int64_t ray, int32_t number) const {
+    const int64_t at = ray * max_samples_per_ray + number;
+    return {{}, distances[at], lengths == nullptr ? step : lengths[at], ray, true};
   }
+
+  // All samples are in slots, so nothing remains to be written.
+  VOXELFIELD_HOST_DEVICE void write_rest(int64_t /*row*/, int64_t /*ray*/, int32_t /*count*/) const {}
 };
 
 // Finds samples whose distances are stored in a row of slots per ray. Each ray is one segment.
-struct SlottedSamples {
+struct SlottedSamples : SlotRows {
   const float *origins, *directions;
-  SlotRows rows;
-  SamplePointers out;
 
   struct Staged {
     float origin[3], direction[3];
@@ -152,40 +154,30 @@ struct SlottedSamples {
   }
 
   VOXELFIELD_HOST_DEVICE SampleRow sample(const Staged& staged, int64_t ray, int32_t number) const {
-    SampleRow row = rows.row(ray, number);
+    SampleRow row = slot(ray, number);
     for (int axis = 0; axis < 3; ++axis) row.position[axis] = fmaf(row.t, staged.direction[axis], staged.origin[axis]);
     return row;
   }
-
-  // All samples are in slots, so nothing remains to be written.
-  VOXELFIELD_HOST_DEVICE void write_rest(int64_t /*row*/, int64_t /*ray*/, int32_t /*count*/) const {}
 };
 
 // The same for rays that nested boxes cut into pieces. The distance of a sample determines its piece.
-struct SlottedPieces {
+struct SlottedPieces : SlotRows {
   RayBatch rays;  // in world coordinates
   NestedBoxes boxes;
-  SlotRows rows;
-  SamplePointers out;
 
-  struct Staged {
-    Ray whole;
-  };
+  using Staged = Ray;
 
-  VOXELFIELD_HOST_DEVICE Staged stage(int64_t ray) const { return {Ray::copy(rays[ray])}; }
+  VOXELFIELD_HOST_DEVICE Staged stage(int64_t ray) const { return Ray::copy(rays[ray]); }
 
-  VOXELFIELD_HOST_DEVICE SampleRow sample(const Staged& staged, int64_t ray, int32_t number) const {
-    SampleRow row = rows.row(ray, number);
-    RayPieces pieces(boxes, staged.whole);
-    Ray piece = staged.whole;
+  VOXELFIELD_HOST_DEVICE SampleRow sample(const Staged& whole, int64_t ray, int32_t number) const {
+    SampleRow row = slot(ray, number);
+    RayPieces pieces(boxes, whole);
+    Ray piece = whole;
     while (pieces.next(boxes, rays.step, piece) && !(row.t < piece.far)) {
     }
     for (int axis = 0; axis < 3; ++axis) row.position[axis] = fmaf(row.t, piece.direction[axis], piece.origin[axis]);
     return row;
   }
-
-  // All samples are in slots, so nothing remains to be written.
-  VOXELFIELD_HOST_DEVICE void write_rest(int64_t /*row*/, int64_t /*ray*/, int32_t /*count*/) const {}
 };
 
 // One axis of a cell's distance to the nearest occupied one in the maximum norm: the minimum, over the cells along this
@@ -288,19 +280,18 @@ struct MarchOps {
     const RayInputs in{origins, directions, near, far, offset};
     const int64_t rays = in.origins.size(0), max_samples_per_ray = any_slots.size(1);
     const Tensor slots = checked("slots", any_slots, {rays, max_samples_per_ray}, ScalarType::Float, in.origins);
-    SlotRows rows{data_of(slots), nullptr, max_samples_per_ray, static_cast<float>(step)};
     const bool in_steps = lengths.dim() == 2 && lengths.size(1) == 0;
     const float* data =
         contiguous_data("lengths", lengths, {rays, in_steps ? 0 : max_samples_per_ray}, ScalarType::Float, origins);
-    if (!in_steps) rows.lengths = data;
     const typename Backend::Guard guard(origins);
     const PackedTensors out = new_packed(in.origins, rays, capacity);
     const Packing packing = packing_of(counts, sums, 1, std::min<int64_t>(max_samples_per_ray, kMaxSteps), out);
+    const SlotRows rows{data_of(slots), in_steps ? nullptr : data, max_samples_per_ray, static_cast<float>(step),
+                        SamplePointers(out)};
     if (boxes.empty()) {
-      Backend::place_segments(packing,
-                              SlottedSamples{data_of(in.origins), data_of(in.directions), rows, SamplePointers(out)});
+      Backend::place_segments(packing, SlottedSamples{rows, data_of(in.origins), data_of(in.directions)});
     } else {
-      Backend::place_segments(packing, SlottedPieces{in.batch(step), nested_boxes(boxes), rows, SamplePointers(out)});
+      Backend::place_segments(packing, SlottedPieces{rows, in.batch(step), nested_boxes(boxes)});
     }
     return out;
   }
