@@ -98,20 +98,27 @@ inline void check_fraction(const char* name, double value) {
 }
 
 // Kernels march in float32.
+constexpr double kLargestFloat = std::numeric_limits<float>::max(), kLeastFloat = std::numeric_limits<float>::min();
+
 inline void check_step(double step) {
-  using Limits = std::numeric_limits<float>;
-  STD_TORCH_CHECK(step >= static_cast<double>(Limits::min()) && step <= static_cast<double>(Limits::max()),
-                  "step must be a positive, finite distance, got ", step);
+  STD_TORCH_CHECK(step >= kLeastFloat && step <= kLargestFloat, "step must be a positive, finite distance, got ", step);
 }
 
 inline void check_finite(const char* name, double value) {
-  const double limit = static_cast<double>(std::numeric_limits<float>::max());
-  STD_TORCH_CHECK(value >= -limit && value <= limit, name, " must be finite, got ", value);
+  STD_TORCH_CHECK(value >= -kLargestFloat && value <= kLargestFloat, name, " must be finite, got ", value);
 }
 
 inline void check_finite_not_negative(const char* name, double value) {
-  const double limit = static_cast<double>(std::numeric_limits<float>::max());
-  STD_TORCH_CHECK(value >= 0.0 && value <= limit, name, " must be finite and not negative, got ", value);
+  STD_TORCH_CHECK(value >= 0.0 && value <= kLargestFloat, name, " must be finite and not negative, got ", value);
+}
+
+// Checks the sizes [begin, end) of a grid along its axes.
+template <typename Size>
+void check_vertices(const std::string& name, Size begin, Size end, const std::vector<int64_t>& shape,
+                    int64_t smallest = 1) {
+  const bool fits = std::all_of(begin, end, [&](int64_t n) { return n >= smallest && n <= (int64_t{1} << 30); });
+  STD_TORCH_CHECK(fits, name, " must have ", smallest, " to 2^30 vertices along each axis, got shape ",
+                  describe(shape));
 }
 
 }  // namespace voxelfield

@@ -253,7 +253,6 @@ struct LineOps {
     return out;
   }
 
-  // With `scale`, sums are computed exactly, of whole numbers: that many make one.
   static Tensor backproject_rays(const Tensor& values, const Tensor& origins, const Tensor& directions,
                                  const OptionalTensor& near, const OptionalTensor& far, const OptionalTensor& labels,
                                  int64_t label_count, std::vector<int64_t> size, const OptionalTensor& scale) {
@@ -262,20 +261,11 @@ struct LineOps {
     const Call call(size, values, origins, directions, near, far, labels, label_count);
     const Tensor given = checked("values", values, call.values, values.scalar_type(), values);
     const typename Backend::Guard guard(values);
-    const bool whole = scale.has_value() && Backend::kAddsInAnyOrder;
-    const double* const per_one =
-        whole ? number_data("scale", *scale, ScalarType::Double, values) : TensorData{nullptr};
-    Tensor sums = new_zeros(values, size, whole ? ScalarType::Long : values.scalar_type());
-    dispatch_opmath(values, [&](auto zero) {
+    return sum_exactly<Backend>(values, size, scale, [&](auto zero, void* sums, const double* per_one) {
       using T = decltype(zero);
       const T* const from = data_of(given);
-      if (given.numel() > 0) Backend::backproject(call.template bundle<T>(), from, sums.mutable_data_ptr(), per_one);
-      if (!whole) return;
-      Tensor real = new_like(values, size);
-      Backend::for_each(real.numel(), FromWhole<T>{data_of(sums), per_one, data_of(real)});
-      sums = real;
+      if (given.numel() > 0) Backend::backproject(call.template bundle<T>(), from, sums, per_one);
     });
-    return sums;
   }
 
   static std::tuple<Tensor, Tensor> first_crossing(const Tensor& grid, const Tensor& origins, const Tensor& directions,
@@ -322,8 +312,7 @@ struct LineOps {
       STD_TORCH_CHECK(axes == 4 || axes == 5, "grid must have shape (X, Y, Z, C) or (B, X, Y, Z, C), got ",
                       describe(this->grid));
       const auto end = this->grid.end() - 1;
-      const bool fits = std::all_of(end - 3, end, [](int64_t size) { return size >= 1 && size <= (int64_t{1} << 30); });
-      STD_TORCH_CHECK(fits, "grid must have 1 to 2^30 vertices along each axis, got shape ", describe(this->grid));
+      check_vertices("grid", end - 3, end, this->grid);
       std::vector<int64_t> shape{any('N'), 3};
       if (axes == 5) shape.insert(shape.begin(), this->grid[0]);
       origins = checked("origins", from, shape, dtype, like);

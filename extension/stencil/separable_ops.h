@@ -43,6 +43,24 @@ struct FromWhole {
   }
 };
 
+// Returns the sums to which add(zero, sums, per_one) adds, as numbers of the type of `zero` and of `like`, float32 or
+// float64. Backends that add in any order are given a `scale`, if there is one, and then add whole numbers, of which
+// that many make one, so that sums are exact.
+template <typename Backend, typename F>
+Tensor sum_exactly(const Tensor& like, const std::vector<int64_t>& shape, const OptionalTensor& scale, const F& add) {
+  const bool whole = scale.has_value() && Backend::kAddsInAnyOrder;
+  const double* const per_one = whole ? number_data("scale", *scale, ScalarType::Double, like) : TensorData{nullptr};
+  Tensor sums = new_zeros(like, shape, whole ? ScalarType::Long : like.scalar_type());
+  dispatch_opmath(like, [&](auto zero) {
+    add(zero, sums.mutable_data_ptr(), per_one);
+    if (!whole) return;
+    Tensor real = new_like(like, shape);
+    Backend::for_each(real.numel(), FromWhole<decltype(zero)>{data_of(sums), per_one, data_of(real)});
+    sums = real;
+  });
+  return sums;
+}
+
 template <typename Backend>
 struct SeparableOps {
   static Tensor sample_separable(const Tensor& grid, const Tensor& points, int64_t kernel, int64_t padding,
@@ -57,7 +75,6 @@ struct SeparableOps {
                       {points, kernel, padding, align_corners, planar, normalized, with_gradient});
   }
 
-  // With `scale`, sums are computed exactly, of whole numbers: that many make one.
   static Tensor splat_separable(const Tensor& values, const Tensor& points, std::vector<int64_t> size, int64_t kernel,
                                 int64_t padding, bool align_corners, bool planar, bool normalized, bool with_gradient,
                                 const OptionalTensor& scale) {
@@ -74,22 +91,13 @@ struct SeparableOps {
     const typename Backend::Guard guard(values);
     if (given.numel() == 0) return new_zeros(values, target.shape, values.scalar_type());
     const Tensor wide = converted(given, opmath_type(given));
-    const bool whole = scale.has_value() && Backend::kAddsInAnyOrder;
-    const double* const per_one =
-        whole ? number_data("scale", *scale, ScalarType::Double, values) : TensorData{nullptr};
-    Tensor sums = new_zeros(values, target.shape, whole ? ScalarType::Long : wide.scalar_type());
-    dispatch_opmath(wide, [&](auto zero) {
+    const auto add = [&](auto zero, void* sums, const double* per_one) {
       using T = decltype(zero);
       dispatch_job<T>(lookup, target, at, [&](const auto& job, auto sets, const auto* positions) {
-        Backend::template splat<sets.value>(job, wide.template const_data_ptr<T>(), positions, sums.mutable_data_ptr(),
-                                            per_one);
+        Backend::template splat<sets.value>(job, wide.template const_data_ptr<T>(), positions, sums, per_one);
       });
-      if (!whole) return;
-      Tensor real = new_empty(values, target.shape, wide.scalar_type());
-      Backend::for_each(real.numel(), FromWhole<T>{data_of(sums), per_one, data_of(real)});
-      sums = real;
-    });
-    return converted(sums, values.scalar_type());
+    };
+    return converted(sum_exactly<Backend>(wide, target.shape, scale, add), values.scalar_type());
   }
 
   static void implement(Library& m) {
@@ -99,12 +107,6 @@ struct SeparableOps {
   }
 
  private:
-  static void check_sizes(const std::vector<int64_t>& size, const std::vector<int64_t>& shape) {
-    const bool fits =
-        std::all_of(size.begin(), size.end(), [](int64_t n) { return n >= 1 && n <= (int64_t{1} << 30); });
-    STD_TORCH_CHECK(fits, "grid must have 1 to 2^30 vertices along each axis, got shape ", describe(shape));
-  }
-
   struct Lookup {
     int64_t dims;
     Kernel kernel;
@@ -154,7 +156,7 @@ struct SeparableOps {
       const auto first = shape.begin() + batched + (lookup.planar ? 1 : 0);
       size.assign(first, first + lookup.dims);
       channels = lookup.planar ? shape[batched] : shape.back();
-      check_sizes(size, shape);
+      check_vertices("grid", size.begin(), size.end(), shape);
       grids = lookup.batched ? shape[0] : 1;
       shared = lookup.batched && grid.size(0) > 1 && grid.stride(0) == 0;
       data = as_contiguous(shared ? torch::stable::select(grid, 0, 0) : grid);
@@ -164,7 +166,7 @@ struct SeparableOps {
         : shape(sizes), size(std::move(sizes)), channels(channels), grids(lookup.batched ? points.size(0) : 1) {
       shape.insert(lookup.planar ? shape.begin() : shape.end(), channels);
       if (lookup.batched) shape.insert(shape.begin(), grids);
-      check_sizes(size, shape);
+      check_vertices("grid", size.begin(), size.end(), shape);
     }
   };
 

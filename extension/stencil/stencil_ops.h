@@ -238,10 +238,7 @@ struct StencilOps {
       const int64_t channels = shapes[0].back();
       for (size_t i = 0; i < shapes.size(); ++i) {
         const auto& shape = shapes[i];
-        const bool fits = std::all_of(shape.end() - 4, shape.end() - 1,
-                                      [&](int64_t size) { return size >= smallest && size <= (int64_t{1} << 30); });
-        STD_TORCH_CHECK(fits, name_of(i, shapes.size()), " must have ", smallest,
-                        " to 2^30 vertices along each axis, got shape ", describe(shape));
+        check_vertices(name_of(i, shapes.size()), shape.end() - 4, shape.end() - 1, shape, smallest);
         STD_TORCH_CHECK(shape.back() >= 0 && (!lookup.sum || shape.back() == channels), name_of(i, shapes.size()),
                         " must have ", channels, " channels to be added to the first grid, got ", shape.back());
         columns = lookup.sum ? channels : columns + shape.back();
