@@ -93,12 +93,6 @@ struct TapArrays {
   }
 };
 
-// The number of points of the next batch, which lie in one grid.
-VOXELFIELD_HOST_DEVICE int64_t batch_size(int64_t first, int64_t end, int64_t points_per_grid) {
-  const int64_t left = (first / points_per_grid + 1) * points_per_grid - first;
-  return std::min(std::min(kPointsPerBatch, end - first), left);
-}
-
 struct LoadVertex {
   const float* data;
   VOXELFIELD_HOST_DEVICE float operator()(int32_t at) const { return data[at]; }
@@ -125,9 +119,10 @@ struct ReadPoints {
     TapArrays<D, K, kGradient> taps;
     float sum[kSums][kPointsPerBatch] = {};
     for (int64_t first = begin, count = 0; first < end; first += count) {
-      count = batch_size(first, end, layout.points_per_grid);
+      // The points of a batch lie in one grid.
+      const int64_t grid = job.grid_of(first), next = (first / layout.points_per_grid + 1) * layout.points_per_grid;
+      count = std::min(std::min(kPointsPerBatch, end - first), next - first);
       taps.find(locator, points + D * first, count);
-      const int64_t grid = job.grid_of(first);
       for (int a = 0; a < kSums; ++a) std::fill_n(sum[a], kPointsPerBatch, 0.f);
       for (int64_t c = 0; c < job.channels; ++c) {
         const LoadVertex load{data + grid * locator.grid_stride + c * job.channel_stride};
