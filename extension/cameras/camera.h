@@ -62,15 +62,15 @@ struct CameraView {
   }
 };
 
-// A camera, the size of its image, and the colour of the background, if the op needs one.
+// A camera, the size of its image, and the colour of the background.
 struct CameraInputs {
-  Tensor c2w, intrinsics;
-  OptionalTensor background, lens;
+  Tensor c2w, intrinsics, background;
+  OptionalTensor lens;
   int64_t width, height;
   int32_t across;
 
   CameraInputs(const Tensor& c2w, const Tensor& intrinsics, const OptionalTensor& lens, int64_t width, int64_t height,
-               int64_t across, const OptionalTensor& background)
+               int64_t across, const Tensor& background)
       : c2w(checked("c2w", c2w, {4, 4}, ScalarType::Float, c2w)),
         intrinsics(checked("intrinsics", intrinsics, {4}, ScalarType::Float, c2w)),
         background(checked("background", background, {3}, ScalarType::Float, c2w)),

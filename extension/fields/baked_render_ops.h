@@ -223,9 +223,9 @@ struct BakedImageOps {
                                            const Tensor& any_values, const Tensor& any_first, const Tensor& any_side,
                                            const Tensor& any_ranges, const Tensor& any_low, const Tensor& any_extent,
                                            const Tensor& blocks, const Tensor& any_aabb, const OptionalTensor& any_clip,
-                                           const Tensor& any_background, int64_t degree, double step,
+                                           const Tensor& background, int64_t degree, double step,
                                            double min_transmittance, double min_weight, std::vector<double> boxes) {
-    const CameraInputs camera{c2w, intrinsics, lens, width, height, across, std::nullopt};
+    const CameraInputs camera{c2w, intrinsics, lens, width, height, across, background};
     const CellInputs cells{occupied, resolution, aabb_occupancy, c2w};
     const typename Backend::Guard guard(c2w);
     check_step(step);
@@ -245,7 +245,6 @@ struct BakedImageOps {
     const Tensor ranges = checked("ranges", any_ranges, {stored, 2, count}, ScalarType::Byte, c2w);
     const Tensor low = checked("low", any_low, {count}, ScalarType::Float, c2w);
     const Tensor extent = checked("extent", any_extent, {count}, ScalarType::Float, c2w);
-    const Tensor background = checked("background", any_background, {3}, ScalarType::Float, c2w);
     const Tensor aabb = checked("aabb", any_aabb, {2, 3}, ScalarType::Float, c2w);
     const OptionalTensor clip = checked("clip", any_clip, {2, 3}, ScalarType::Float, c2w);
     const auto check_start = [](const char* name, const Tensor& bytes, int64_t multiple) {
@@ -286,7 +285,7 @@ struct BakedImageOps {
       dispatch_value<8, 16>(count, [&](auto number) {
         constexpr int kValues = decltype(number)::value;
         Backend::template render<decltype(in_pieces)::value>(
-            scene, BakedPixels<kValues, scalar_t>{view, data_of(low), data_of(extent), data_of(background),
+            scene, BakedPixels<kValues, scalar_t>{view, data_of(low), data_of(extent), data_of(camera.background),
                                                   static_cast<int>(degree),
                                                   reinterpret_cast<ShadingRow<kValues, scalar_t>*>(inputs.data_ptr()),
                                                   data_of(rgb), data_of(opacity), data_of(depth)});

@@ -329,18 +329,13 @@ template <typename scalar_t, typename F>
 void dispatch_plan(const ShGridView<scalar_t>& grid, int ray_lanes, const F& f) {
   constexpr int kWidest = 16 / sizeof(scalar_t);
   const int widest = grid.degree == 0 ? 1 : vector_width(kWidest, {grid.channels}, grid.rows);
-  const auto with_plan = [&](auto width) {
+  dispatch_vector_width<kWidest, 4, 1>(widest, [&](auto width) {
     // A multiple of 8 channels holds whole vectors. The 4 additional numbers put neighbouring rows into different
     // banks.
     WarpPlan plan{ray_lanes, 1, (grid.used_channels() + 7) / 8 * 8 + 4};
     while (plan.sample_lanes < kWarp && plan.sample_lanes * width < grid.used_channels()) plan.sample_lanes *= 2;
     f(width, plan);
-  };
-  if constexpr (kWidest > 4) {
-    dispatch_vector_width<kWidest, 4, 1>(widest, with_plan);
-  } else {
-    dispatch_vector_width<kWidest, 1>(widest, with_plan);
-  }
+  });
 }
 
 struct Cuda : CudaBackend {

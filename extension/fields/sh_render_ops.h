@@ -120,11 +120,11 @@ struct ImageRays {
 
   int64_t count() const { return camera.width * camera.height; }
   VOXELFIELD_HOST_DEVICE Ray operator[](int64_t pixel) const { return camera[pixel]; }
-  // Stores the colour over the background, and the mean depth instead of the sum.
+  // Stores the colour over the background, and the mean depth instead of the sum: zero if the opacity is zero.
   VOXELFIELD_HOST_DEVICE void store(int64_t pixel, RayTotals<float> totals) const {
     const float open = 1.0f - totals.opacity;
     for (int color = 0; color < 3; ++color) totals.rgb[color] += open * background[color];
-    totals.depth_sum = mean_depth(totals);
+    totals.depth_sum /= totals.opacity < 1e-6f ? 1e-6f : totals.opacity;
     out.store(pixel, totals);
   }
 };

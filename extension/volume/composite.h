@@ -181,9 +181,4 @@ struct RayTotals {
   }
 };
 
-// The opacity-weighted mean distance, or zero if the opacity is zero.
-VOXELFIELD_HOST_DEVICE float mean_depth(const RayTotals<float>& totals) {
-  return totals.depth_sum / (totals.opacity < 1e-6f ? 1e-6f : totals.opacity);
-}
-
 }  // namespace voxelfield
