@@ -121,6 +121,7 @@ class BlockLight {
     return true;
   }
 
+  // Whether the block is the whole ray.
   VOXELFIELD_HOST_DEVICE bool holds_ray() const { return count == span_.end - span_.begin; }
 
   // The samples of the block from the end of the ray on.
@@ -444,7 +445,6 @@ VOXELFIELD_HOST_DEVICE void process_ray(const CompositeGradientJob<Samples>& job
   }
   BlockLight<Samples>& light = work.light;
   light.start(span);
-  bool holds_ray = false;
   if (gradients.weights != nullptr) {
     T sum = 0;
     while (light.next(job.samples)) {
@@ -452,12 +452,11 @@ VOXELFIELD_HOST_DEVICE void process_ray(const CompositeGradientJob<Samples>& job
       for (int64_t k = 0; k < light.reached; ++k) sum += light.weight[k] * gradients.weights[light.begin + k];
     }
     gradient.total += sum;
-    holds_ray = light.holds_ray();
-    if (!holds_ray) light.start(span);
   }
-  if (holds_ray) {
+  if (light.holds_ray()) {
     store_block(job, gradient, work);
   } else {
+    light.start(span);
     while (light.next(job.samples)) store_block(job, gradient, work);
   }
   clear_rows(job, light.rest());

@@ -401,18 +401,15 @@ struct CompositeOps {
     // Walks all rays with a Walk that is constructed from the samples and `more`.
     template <template <typename...> class Walk, typename... Flag, typename... More>
     void walk(const More&... more) const {
+      const PackedRays rays = packed_rays(ray_offsets, density.size(0));
       dispatch_opmath(density, [&](auto zero) {
         using T = std::decay_t<decltype(zero)>;
+        const T limit = static_cast<T>(min_transmittance);
         dispatch_flag(!dt.has_value(), [&](auto alphas) {
           using Samples = CompositeRows<T, decltype(alphas)::value>;
           if constexpr (!(Samples::kAlphas && Spreads<Flag...>::value)) {
-            const Samples samples{data_of(density),
-                                  data_of(dt),
-                                  packed_rays(ray_offsets, density.size(0)),
-                                  static_cast<T>(min_transmittance),
-                                  data_of(rgb),
-                                  data_of(t)};
-            Backend::composite_rays(samples.rays, Walk<Samples, Flag...>{samples, more...});
+            const Samples samples{data_of(density), data_of(dt), rays, limit, data_of(rgb), data_of(t)};
+            Backend::composite_rays(rays, Walk<Samples, Flag...>{samples, more...});
           }
         });
       });
