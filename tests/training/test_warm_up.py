@@ -33,9 +33,12 @@ def test_the_view_that_loads_kernels_can_be_trained_on_and_evaluated(model, monk
     + [("trainer=sh", "model=sh")],
 )
 def test_the_kernels_of_each_preset_can_be_loaded_on_a_gpu(chosen, monkeypatch):
+    gc.collect()
+    before = torch.cuda.memory_allocated()
     _assert_loads_kernels(preset(*chosen, name="train"), torch.device("cuda"), monkeypatch)
     gc.collect()
-    assert torch.cuda.memory_allocated() < 2**26  # nothing of the field is kept
+    # Nothing of the field is kept, whose levels take 300 MB and more; cuBLAS keeps 32 MB for each stream.
+    assert torch.cuda.memory_allocated() - before < 2**28
 
 
 def test_tensorboard_is_imported_where_it_logs(monkeypatch):
