@@ -755,8 +755,12 @@ SPACE = {
     ),
     "place_in_box": Contract(
         call=lambda points, aabb: TABLE["place_in_box"](points, aabb),
-        make=lambda n: {"points": 3 * torch.rand(n, 3) - 1, "aabb": BOX},
-        reference="tests/ops/test_distances.py",
+        make=lambda n: {"points": 3 * rand(n, 3) - 1, "aabb": BOX.double()},
+        reference=lambda points, aabb: (
+            (points - aabb[0]) / (aabb[1] - aabb[0]),
+            (points - points.clamp(*aabb)).norm(dim=-1),
+        ),
+        dtypes=WIDE,
     ),
     "atlas_coordinates": Contract(
         call=atlas_coordinates,

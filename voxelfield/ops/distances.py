@@ -87,11 +87,11 @@ def sample_distance(
     check_field("aabb", aabb, (2, 3), (torch.float32, torch.float64), "grid", grid)
     wide = coordinate_dtype(grid.dtype)
     where, box = points.to(wide), aabb.to(wide)
-    unit, distance, finite = _place(where, box)
+    unit, distance = _place(where, box)
     sample: Callable[..., Any] = sample_trilinear
     sampled = sample(grid, unit, with_gradient=truth_of("with_gradient", with_gradient))
     value, slope = sampled if with_gradient else (sampled, None)
-    value = torch.where(finite, value.to(wide), 0.0)
+    value = value.to(wide)
     outside = distance > 0
     result = value + distance if bound == "upper" else value - distance
     if bound == "lower":
@@ -100,7 +100,7 @@ def sample_distance(
         result = torch.where(known, hypotenuse, result)
     if slope is None:
         return result.to(grid.dtype)
-    slope = torch.where(finite.unsqueeze(-1), slope.to(wide) / (box[1] - box[0]), 0.0)
+    slope = slope.to(wide) / (box[1] - box[0])
     beyond = torch.where(outside, where - where.clamp(*box), 0.0)
     away = (beyond / torch.where(outside, distance, 1.0)).unsqueeze(-2)
     if bound == "upper":
@@ -109,25 +109,47 @@ def sample_distance(
     return result.to(grid.dtype), torch.where(known.unsqueeze(-1), curved, slope - away).to(grid.dtype)
 
 
-def _place(points: Tensor, aabb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns where points (..., 3) are in the unit cube, their distances to the box (..., 1), and which count."""
-    if not needs_long_path() and not (torch.is_grad_enabled() and (points.requires_grad or aabb.requires_grad)):
+def _place(points: Tensor, aabb: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns where points (..., 3) are in the unit cube, and their distances to the box (..., 1).
+
+    Places of points that are not finite are not finite either, and their distances are 0.
+    """
+    if not needs_long_path():
         unit, distance = _place_in_box(points.reshape(-1, 3), aabb)
-        # Sampling yields zeros where the place is not finite.
-        return unit.view(points.shape), distance.view(*points.shape[:-1], 1), distance.new_ones((), dtype=torch.bool)
+        return unit.view(points.shape), distance.view(*points.shape[:-1], 1)
     low, high = aabb
-    # Every pass over the points counts: numbers that are not finite are those whose product with 0 is not 0.
-    finite = (points * 0 == 0).all(dim=-1, keepdim=True)
+    finite = points.isfinite().all(dim=-1, keepdim=True)
     # A position that is not finite must not reach the box's gradient.
-    where, size = torch.where(finite, points, low), high - low
-    squared = F.mse_loss(where, where.clamp(low, high), reduction="none").sum(dim=-1, keepdim=True)
+    where = torch.where(finite, points, low)
+    squared = (where - where.clamp(low, high)).square().sum(dim=-1, keepdim=True)
     outside = squared > 0
     distance = torch.where(outside, torch.where(outside, squared, 1.0).sqrt(), 0.0)
-    return torch.addcdiv(-low / size, where, size), distance, finite
+    return torch.where(finite, (where - low) / (high - low), math.nan), distance
+
+
+def _gradients_of_place(
+    points: Tensor, aabb: Tensor, distance: Tensor, grad_unit: Tensor, grad_distance: Tensor, needs: set[str]
+) -> dict[str, Tensor]:
+    low, high = aabb
+    outside = distance > 0
+    beyond = torch.where(outside[:, None], points - points.clamp(low, high), 0.0)
+    toward = beyond * (grad_distance / torch.where(outside, distance, 1.0))[:, None]
+    of_unit = grad_unit / (high - low)
+    found = {"points": of_unit + toward}
+    if "aabb" in needs:
+        finite = points.isfinite().all(dim=-1, keepdim=True)
+        of_unit = torch.where(finite, of_unit, 0.0)
+        share = torch.where(finite, points - low, 0.0) / (high - low)
+        of_low, of_high = of_unit * (share - 1) - toward * (points < low), -of_unit * share - toward * (points > high)
+        found["aabb"] = torch.stack((of_low.sum(dim=0), of_high.sum(dim=0)))
+    return found
 
 
 _place_in_box = declare(
-    "place_in_box", lambda points: (points.new_empty(points.shape), points.new_empty(points.shape[0]))
+    "place_in_box",
+    lambda points: (points.new_empty(points.shape), points.new_empty(points.shape[0])),
+    gradients=_gradients_of_place,
+    differentiable=("points", "aabb"),
 )
 
 
