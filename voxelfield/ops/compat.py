@@ -10,14 +10,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.foundation.autograd import MaybeTensor, OpFunction, needs_long_path
-from voxelfield.foundation.checks import (
-    INTEGERS,
-    check_choice,
-    check_field,
-    check_tensor,
-    coordinate_dtype,
-    truth_of,
-)
+from voxelfield.foundation.checks import INTEGERS, check_choice, check_field, check_tensor, coordinate_dtype, truth_of
 from voxelfield.foundation.errors import ArgumentValueError
 from voxelfield.foundation.private_torch import below_autograd
 from voxelfield.ops._derivatives import PointGradient, Splat
@@ -46,11 +39,7 @@ _FEW_POINTS = 32
 
 
 def grid_sample(
-    input: Tensor,
-    grid: Tensor,
-    mode: str = "bilinear",
-    padding_mode: str = "zeros",
-    align_corners: bool | None = None,
+    input: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
 ) -> Tensor:
     """Samples images and volumes as :func:`torch.nn.functional.grid_sample` does, with the kernels of this library.
 

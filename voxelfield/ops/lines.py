@@ -143,12 +143,7 @@ def backproject_rays(
 
 
 def first_crossing(
-    grid: Tensor,
-    origins: Tensor,
-    directions: Tensor,
-    level: float = 0.0,
-    near: Limit = None,
-    far: Limit = None,
+    grid: Tensor, origins: Tensor, directions: Tensor, level: float = 0.0, near: Limit = None, far: Limit = None
 ) -> tuple[Tensor, Tensor]:
     r"""Finds where rays first meet a level of a dense grid, such as the surface of a signed distance.
 
