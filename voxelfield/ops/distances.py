@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.foundation.autograd import hold_constant, needs_long_path, traces_ops
+from voxelfield.foundation.autograd import forward_mode_active, hold_constant, traces_ops
 from voxelfield.foundation.checks import (
     FLOATING,
     check_choice,
@@ -114,7 +115,7 @@ def _place(points: Tensor, aabb: Tensor) -> tuple[Tensor, Tensor]:
 
     Places of points that are not finite are not finite either, and their distances are 0.
     """
-    if not needs_long_path():
+    if not forward_mode_active():
         unit, distance = _place_in_box(points.reshape(-1, 3), aabb)
         return unit.view(points.shape), distance.view(*points.shape[:-1], 1)
     low, high = aabb
@@ -134,14 +135,9 @@ def _gradients_of_place(
     outside = distance > 0
     beyond = torch.where(outside[:, None], points - points.clamp(low, high), 0.0)
     toward = beyond * (grad_distance / torch.where(outside, distance, 1.0))[:, None]
-    of_unit = grad_unit / (high - low)
-    found = {"points": of_unit + toward}
+    found = {"points": grad_unit / (high - low) + toward}
     if "aabb" in needs:
-        finite = points.isfinite().all(dim=-1, keepdim=True)
-        of_unit = torch.where(finite, of_unit, 0.0)
-        share = torch.where(finite, points - low, 0.0) / (high - low)
-        of_low, of_high = of_unit * (share - 1) - toward * (points < low), -of_unit * share - toward * (points > high)
-        found["aabb"] = torch.stack((of_low.sum(dim=0), of_high.sum(dim=0)))
+        (found["aabb"],) = torch.func.vjp(partial(_place, points), aabb)[1]((grad_unit, grad_distance[:, None]))
     return found
 
 
