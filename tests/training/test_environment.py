@@ -143,15 +143,14 @@ def trained(scene, tmp_path_factory) -> Session:
 
 @pytest.fixture(scope="module")
 def well_trained(scene) -> Session:
-    return fitted(Session(scene, settings(f"trainer.steps={2 * STEPS}", MAP)))
+    return fitted(Session(scene, settings(f"trainer.steps={4 * STEPS}", MAP)))
 
 
 @pytest.mark.slow
 def test_a_sky_is_drawn_better_by_a_map_of_directions(scene, well_trained):
-    without = fitted(Session(scene, settings(f"trainer.steps={2 * STEPS}", NONE)))
+    without = fitted(Session(scene, settings(f"trainer.steps={4 * STEPS}", NONE)))
     found, before = well_trained.evaluate(progress=False).psnr, without.evaluate(progress=False).psnr
-    # Five seeds differ by 1.1 to 2.7 dB, and a seed differs between processors.
-    assert found > before + 0.5, (found, before)
+    assert found > before + 2, (found, before)  # dB
     assert well_trained.model.renderer().view(scene.test.cameras, 0).opacity.min() < 0.2
 
 
