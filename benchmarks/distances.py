@@ -106,8 +106,9 @@ def distance_inputs(side: int, count: int, reach: float, device: torch.device) -
 
 def prepare_ours(inputs: Inputs) -> Prepared:
     """Prepares ``sample_distance``."""
-    grid, sample = inputs.sources[0], cast(Callable[..., Tensor], ops.sample_distance)
-    return passes(lambda points: sample(grid, points, box(points)), (inputs.points,), inputs.values)
+    grid, aabb = inputs.sources[0], box(inputs.points)  # a copy to the device, in the call, would wait for it
+    sample = cast(Callable[..., Tensor], ops.sample_distance)
+    return passes(lambda points: sample(grid, points, aabb), (inputs.points,), inputs.values)
 
 
 def prepare_torch(inputs: Inputs) -> Prepared:
@@ -159,8 +160,9 @@ def prepare_trimesh(inputs: Inputs) -> Prepared:
 
 def prepare_ours_of_distances(inputs: Inputs) -> Prepared:
     """Prepares sampling of true distances, made once."""
-    grid = ops.redistance(inputs.sources[0], box(inputs.points))
-    return {"forward": Pass(lambda: ops.sample_distance(grid, inputs.points, box(inputs.points)))}
+    aabb = box(inputs.points)
+    grid = ops.redistance(inputs.sources[0], aabb)
+    return {"forward": Pass(lambda: ops.sample_distance(grid, inputs.points, aabb))}
 
 
 def distance_cases(device: torch.device) -> Iterator[Case]:
@@ -256,13 +258,13 @@ def prepare_search(side: int, inputs: Inputs) -> Prepared:
     """Prepares a search for each corner among sorted keys, made before."""
     features, coords = inputs.sources
     keys, order = ((coords[:, 0] * side + coords[:, 1]) * side + coords[:, 2]).sort()
+    corners = torch.tensor(list(itertools.product((0, 1), repeat=3)), device=coords.device)
 
     def sample(rows: Tensor, points: Tensor) -> Tensor:
         place = points * side - 0.5
         first = place.detach().floor()
         total = torch.zeros(len(points), rows.shape[1], dtype=rows.dtype, device=rows.device)
-        for corner in itertools.product((0, 1), repeat=3):
-            upper = torch.tensor(corner, device=points.device)
+        for upper in corners:
             weight = torch.where(upper == 1, place - first, 1 + first - place).prod(dim=1)
             x, y, z = (first.long() + upper).unbind(1)
             wanted = (x * side + y) * side + z
