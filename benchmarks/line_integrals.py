@@ -4,7 +4,10 @@
 
 - "radiographs": cone beams through a smooth volume that vanishes at its faces, 8 of 512 x 512 pixels through 256^3 on a
   GPU and 2 of 64 x 64 through 48^3 on a CPU, next to the renderers of DiffDRR, ``Siddon``, whose voxels are constant,
-  and ``Trilinear``, with samples a voxel apart, and ``F.grid_sample`` at such samples of each ray, summed.
+  and ``Trilinear``, with samples a voxel apart, and ``F.grid_sample`` at such samples of each ray, summed; and on a
+  GPU, without gradients, to the projector ``cuda3d`` of the ASTRA toolbox, with samples a plane of voxels apart.
+- "backprojections", on a GPU: the transpose of these radiographs, next to the ASTRA toolbox, which goes through the
+  voxels and not the rays. It knows the detector, and is not quite the transpose of its projections.
 - "sinogram": parallel beams in a plane, next to the ``linear`` projector of the ASTRA toolbox, on a CPU; its "backward"
   is backprojection alone.
 
@@ -40,7 +43,11 @@ from torch import Tensor
 from voxelfield import ops
 
 PACKAGES = {"diffdrr": "diffdrr==0.6.1", "astra": "astra-toolbox==2.5.0"}
-RATIOS = {"radiographs": "best of others / ours", "sinogram": "astra / ours"}
+RATIOS = {
+    "radiographs": "best of others / ours",
+    "backprojections": "astra / ours",
+    "sinogram": "astra / ours",
+}
 TOLERANCE = 0.02  # of sums at samples
 _CHECKED = 1024  # rays that are compared with float64
 
@@ -168,6 +175,55 @@ def prepare_one_by_one(op: Projector, comparable: bool, inputs: Inputs) -> Prepa
     return {"forward": Pass(forward), "backward": Pass(train, shown)}
 
 
+def astra_projector(inputs: Inputs) -> Any:
+    """Returns ASTRA's projector on a GPU for the radiographs of :func:`radiograph_inputs`."""
+    astra: Any = importlib.import_module("astra")
+    (grid,), poses, values = inputs
+    size, side = grid.shape[0], math.isqrt(values.shape[1])
+    half = 0.5 * size / (size - 1)  # its voxels are around our vertices
+    volume = astra.create_vol_geom(size, size, size, *[-half, half] * 3)
+    right, down, ahead, source = (poses.double() - poses.new_tensor([0, 0, 0, 0.5])).cpu().unbind(-1)
+    cones = torch.cat((source, source + 5 * ahead, 3 / side * right, 3 / side * down), dim=-1)
+    return astra.create_projector("cuda3d", astra.create_proj_geom("cone_vec", side, side, cones.numpy()), volume)
+
+
+def prepare_astra_radiographs(inputs: Inputs) -> Prepared:
+    """Prepares ASTRA's projections of a volume, whose axes are in the opposite order."""
+    project_into = importlib.import_module("astra.experimental").direct_FP3D
+    projector, volume = astra_projector(inputs), inputs.sources[0][..., 0].permute(2, 1, 0).contiguous()
+    count, side = len(inputs.points), math.isqrt(inputs.values.shape[1])
+
+    def forward() -> Tensor:
+        images = volume.new_empty(side, count, side)
+        project_into(projector, volume, images)
+        return images
+
+    return {"forward": Pass(forward, lambda images: (images.permute(1, 0, 2).reshape(count, -1, 1),))}
+
+
+def prepare_astra_backprojections(inputs: Inputs) -> Prepared:
+    """Prepares ASTRA's backprojection of the values of radiographs."""
+    backproject_into = importlib.import_module("astra.experimental").direct_BP3D
+    projector, volume = astra_projector(inputs), inputs.sources[0][..., 0].permute(2, 1, 0)
+    count, side = len(inputs.points), math.isqrt(inputs.values.shape[1])
+    images = inputs.values.view(count, side, side).permute(1, 0, 2).contiguous()
+
+    def forward() -> Tensor:
+        sums = torch.empty_like(volume, memory_format=torch.contiguous_format)
+        backproject_into(projector, sums, images)
+        return sums
+
+    return {"forward": Pass(forward, lambda sums: compared((sums.permute(2, 1, 0)[..., None],)))}
+
+
+def prepare_backprojections(pixels: Tensor, inputs: Inputs) -> Prepared:
+    """Prepares our backprojection of the values of radiographs."""
+    source, target = rays_of(inputs.points, pixels)
+    origins, directions = source.expand_as(target).flatten(0, 1), (target - source).flatten(0, 1)
+    call = partial(ops.backproject_rays, inputs.values.flatten(0, 1), origins, directions, inputs.sources[0].shape[:3])
+    return {"forward": Pass(call, lambda sums: compared((sums,)))}
+
+
 def prepare_astra(size: int, detectors: int, inputs: Inputs) -> Prepared:
     """Prepares the ``linear`` projector of ASTRA in a plane; pixels of its volume are our vertices."""
     astra: Any = importlib.import_module("astra")
@@ -269,6 +325,8 @@ def radiograph_case(size: int, side: int, count: int, device: torch.device) -> C
         others["DiffDRR siddon"] = partial(prepare_one_by_one, partial(project_diffdrr, "Siddon", pixels), False)
         others["DiffDRR trilinear"] = partial(prepare_one_by_one, partial(project_diffdrr, "Trilinear", pixels), True)
     others["grid_sample"] = partial(prepare_one_by_one, partial(project_samples, pixels), True)
+    if device.type == "cuda" and installed("astra"):
+        others["astra"] = prepare_astra_radiographs
 
     def floor(inputs: Inputs) -> _floors.Floor:
         (grid,), _, values = inputs
@@ -285,6 +343,33 @@ def radiograph_case(size: int, side: int, count: int, device: torch.device) -> C
         tuple(others),
         floor,
         partial(float64_errors, pixels),
+        TOLERANCE,
+    )
+
+
+def backprojection_case(size: int, side: int, count: int, device: torch.device) -> Case:
+    """Describes the transpose of radiographs."""
+    prepare = partial(prepare_backprojections, pixels_of(side, device))
+
+    def errors(inputs: Inputs, results: dict[str, Results]) -> Errors:
+        exact = prepare(Inputs((inputs.sources[0].double(),), inputs.points.double(), inputs.values.double()))
+        return {
+            "forward": harness.relative_error(results["forward"][0].double(), compared((exact["forward"].call(),))[0])
+        }
+
+    def floor(inputs: Inputs) -> _floors.Floor:
+        moved = 7 * inputs.values.nbytes + 2 * inputs.sources[0].nbytes
+        return _floors.Floor(moved, moved)
+
+    return Case(
+        "backprojections",
+        f"{count} x {side}^2 into {size}^3",
+        "",
+        partial(radiograph_inputs, size, side, count, device),
+        {OURS: prepare, "astra": prepare_astra_backprojections},
+        ("astra",),
+        floor,
+        errors,
         TOLERANCE,
     )
 
@@ -325,6 +410,8 @@ def cases(device: torch.device) -> Iterator[Case]:
     """Yields every case for a device."""
     if device.type == "cuda":
         yield radiograph_case(256, 512, 8, device)
+        if installed("astra"):
+            yield backprojection_case(256, 512, 8, device)
     else:
         yield radiograph_case(48, 64, 2, device)
         if installed("astra"):
@@ -339,13 +426,14 @@ def print_memory(device: torch.device) -> None:
         inputs = case.make()
         for name, prepare in case.alternatives.items():
             prepared = prepare(inputs)
-            row = [name]
+            row = [f"{case.op}, {name}"]
             for timed in prepared.values():
                 torch.cuda.synchronize()
                 torch.cuda.reset_peak_memory_stats()
                 before = torch.cuda.memory_allocated()
                 timed.call()
                 row.append(f"{(torch.cuda.max_memory_allocated() - before) / 2**20:.0f}")
+            row += [""] * (3 - len(row))
             lines.append(row)
     print("\n" + harness.table(["peak memory, MiB", "forward", "backward"], lines))
 
