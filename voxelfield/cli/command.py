@@ -103,8 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         module = _imported(f"voxelfield.cli.{VERBS[verb][0]}")
         if verb == "train":
             # It handles signals itself: it stops after a step and saves a checkpoint.
-            status: int = module.main(rest)
-            return status
+            return module.main(rest)
         return _run(verb, module, rest)
     except ModuleNotFoundError as error:
         package = TRAINING_PACKAGES.get((error.name or "").partition(".")[0])
@@ -198,8 +197,7 @@ def _run(verb: str, module: ModuleType, arguments: Sequence[str]) -> int:
             options = parser.parse_args(arguments)
             if alone and (count := launch_environment.started()) > 1:
                 raise ValueError(f"{verb} must be run by one process, got {count} that torchrun or srun has started")
-            result: int = run(options) or 0
-            return result
+            return run(options) or 0
         except Exception as error:
             status = exit_status(error)
             if status is None:

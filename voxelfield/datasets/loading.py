@@ -125,8 +125,7 @@ def configured_box(scene: str) -> Sequence[Sequence[float]] | None:
     """
     if scene not in configured_scenes():
         return None
-    box: Sequence[Sequence[float]] | None = OmegaConf.load(config_folder() / "scene" / f"{scene}.yaml").aabb
-    return box
+    return OmegaConf.load(config_folder() / "scene" / f"{scene}.yaml").aabb
 
 
 def is_path(scene: str) -> bool:

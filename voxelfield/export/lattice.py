@@ -99,8 +99,7 @@ def warped_voxels(model: Model) -> list[float]:
     if grid is None:
         cells = torch.tensor(occupancy.occupied.shape, device=model.device)
         return (occupancy.aabb.diff(dim=0)[0] / cells).tolist()
-    edges: list[float] = grid.voxel_size.tolist()
-    return edges
+    return grid.voxel_size.tolist()
 
 
 def box_lattice(model: Model, number: int = 1, resolution: int | None = None) -> tuple[Lattice, float]:
