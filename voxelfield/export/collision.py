@@ -26,11 +26,7 @@ _RESOLUTION = 64
 
 @torch.no_grad()
 def collision_mesh(
-    model: Model,
-    cameras: Cameras | None = None,
-    *,
-    resolution: int = _RESOLUTION,
-    box: int = 1,
+    model: Model, cameras: Cameras | None = None, *, resolution: int = _RESOLUTION, box: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Returns a closed mesh around everything that is solid, including what nobody can reach.
 
@@ -103,8 +99,5 @@ COLLISION = ExportFormat(
     opens="game engines",
     write=_write,
     suffixes=(".glb",),
-    options=(
-        Option("resolution", f"cells along the longest edge (default: {_RESOLUTION})", Count, "N"),
-        BOX,
-    ),
+    options=(Option("resolution", f"cells along the longest edge (default: {_RESOLUTION})", Count, "N"), BOX),
 )

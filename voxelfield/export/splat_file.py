@@ -104,7 +104,5 @@ def ply_content(splats: Splats) -> bytes:
 
 
 PLY = FileFormat(
-    of="splats",
-    suffixes=(".ply",),
-    write=lambda path, splats, up_axis: path.write_bytes(ply_content(splats)),
+    of="splats", suffixes=(".ply",), write=lambda path, splats, up_axis: path.write_bytes(ply_content(splats))
 )
