@@ -22,8 +22,8 @@ MESH_SUFFIXES = (".ply", ".obj", ".glb")
 
 Y_UP = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, -1.0, 0.0]])  # rows are the axes of files with y up
 
-_FLOATS, _CHANNELS = ("x", "y", "z", "nx", "ny", "nz"), ("red", "green", "blue")
-_POINT = np.dtype([*((name, "<f4") for name in _FLOATS), *((name, "u1") for name in _CHANNELS)])
+_NAMES = ("x", "y", "z", "nx", "ny", "nz", "red", "green", "blue")
+_POINT = np.dtype({"names": _NAMES, "formats": 6 * ["<f4"] + 3 * ["u1"]})
 _PLY_TYPES = {"<f4": "float", "|u1": "uchar"}
 
 _PADDING = 3  # texels between the charts of a texture, before it is reduced from xatlas's size to the wanted one
@@ -99,11 +99,8 @@ def save_points(path: Path | str, cloud: PointCloud) -> None:
         OSError: The file cannot be written.
     """
     check_suffix("path", path, (".ply",))
-    rows = np.empty(len(cloud.points), _POINT)
     columns = (*cloud.points.T, *cloud.normals.T, *cloud.colors.T)
-    for name, column in zip(_FLOATS + _CHANNELS, columns, strict=True):
-        rows[name] = column.numpy()
-    write_file(path, binary_ply(rows))
+    write_file(path, binary_ply(np.rec.fromarrays([column.numpy() for column in columns], _POINT)))
 
 
 def binary_ply(rows: np.ndarray) -> bytes:
