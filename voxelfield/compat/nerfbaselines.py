@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 import voxelfield
 from voxelfield.datasets.arrays import scene_from_arrays
+from voxelfield.datasets.lenses import CAMERA_MODELS, photo_lens
 from voxelfield.datasets.scene import Scene
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.lens import Lens, LensModel
+from voxelfield.rendering.lens import join_lenses
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.settings import RunConfig, compose, parse
 from voxelfield.settings.resolve import AutoTrainer
@@ -30,13 +31,9 @@ from voxelfield.trained.trained_model import TrainedModel
 from voxelfield.training.session import Session
 from voxelfield.warps.warp import Warp
 
-# nerfbaselines' camera models in the order of their numbers: the lens, which parameters are used, their Lens columns.
-_LENSES: dict[str, tuple[LensModel, list[int], list[int]]] = {
-    "pinhole": ("pinhole", [], []),
-    "opencv": ("perspective", [0, 1, 2, 3], [0, 1, 4, 5]),
-    "opencv_fisheye": ("fisheye", [0, 1, 4, 5], [0, 1, 2, 3]),
-    "full_opencv": ("rational", [0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 4, 5, 2, 3, 10, 11]),
-}
+# nerfbaselines' camera models in the order of their numbers, which COLMAP has in capitals, and their coefficients.
+_MODELS = ("pinhole", "opencv", "opencv_fisheye", "full_opencv")
+_TERMS = ("k1", "k2", "p1", "p2", "k3", "k4", "k5", "k6")
 
 
 class VoxelfieldMethod:
@@ -83,7 +80,7 @@ class VoxelfieldMethod:
         return {
             "method_id": "voxelfield",
             "required_features": frozenset(("color", "points3D_xyz")),
-            "supported_camera_models": frozenset(_LENSES),
+            "supported_camera_models": frozenset(_MODELS),
             "supported_outputs": ("color", "accumulation", "depth"),
             "can_resume_training": True,
         }
@@ -173,18 +170,17 @@ def _padded(images: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 def _cameras(cameras: Any) -> Cameras:
     """Converts one or several cameras: OpenCV's axes to OpenGL's, and the parameters of the lenses."""
-    models = [list(_LENSES.values())[model] for model in np.reshape(cameras.camera_models, -1).tolist()]
+    models = [CAMERA_MODELS[_MODELS[number].upper()] for number in np.reshape(cameras.camera_models, -1).tolist()]
     poses = np.tile(np.eye(4, dtype=np.float32), (len(models), 1, 1))
     poses[:, :3] = cameras.poses.reshape(-1, 3, 4) * np.array([1, -1, -1, 1])
     sizes = torch.from_numpy(np.asarray(cameras.image_sizes, np.int64).reshape(-1, 2))
-    coefficients = torch.zeros(len(models), 12)
-    given = torch.from_numpy(np.asarray(cameras.distortion_parameters, np.float32).reshape(len(models), -1))
-    for row, (_, used, columns), parameters in zip(coefficients, models, given, strict=True):
-        row[columns] = parameters[used]
-    names = [model[0] for model in models]
-    lens = None if set(names) == {"pinhole"} else Lens(names, coefficients)
+    given = np.asarray(cameras.distortion_parameters, np.float32).reshape(len(models), -1).tolist()
+    lenses = []
+    for (model, terms), parameters in zip(models, given, strict=True):
+        values = dict(zip(_TERMS, parameters, strict=False))
+        lenses.append(photo_lens("cameras", model, {term: values[term] for term in terms}))
     intrinsics = torch.from_numpy(np.asarray(cameras.intrinsics, np.float32).reshape(-1, 4))
-    return Cameras.of_sizes(torch.from_numpy(poses), intrinsics, sizes, lens)
+    return Cameras.of_sizes(torch.from_numpy(poses), intrinsics, sizes, join_lenses(lenses))
 
 
 with contextlib.suppress(ModuleNotFoundError):
