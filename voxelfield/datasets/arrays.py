@@ -14,7 +14,7 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import check_intrinsics
 from voxelfield.datasets.poses import check_poses
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.foundation.checks import check_index, check_tensor
+from voxelfield.foundation.checks import check_dtype, check_index, check_tensor
 from voxelfield.rendering.cameras import Cameras
 
 
@@ -92,8 +92,6 @@ def _rgba(images: Tensor) -> Tensor:
             low, high = (float(x) for x in images.aminmax())
             raise ValueError(f"images must lie in [0, 1] if they are floating point, got {low:g}..{high:g}")
         images = (images.detach().float() * 255).round().to(torch.uint8)
-    elif images.dtype != torch.uint8:
-        found = str(images.dtype).removeprefix("torch.")
-        raise TypeError(f"images must be uint8, or floating point in [0, 1], got {found}")
+    check_dtype("images", images, (torch.uint8,), ", or floating point in [0, 1]")
     images = images.cpu()
     return images if rgba else torch.cat((images, torch.full_like(images[..., :1], 255)), dim=-1)
