@@ -76,23 +76,19 @@ _READ = {"is_fisheye", "distortion_params", "time", "depth_unit_scale_factor", *
 # The keys of coefficients of lenses.
 _LENS_KEY = re.compile(r"[kps]\d|s[xy]1|omega|k|alpha|beta")
 
-_MOTION = "give motion during the exposure as rolling_shutter_time, camera_linear_velocity and camera_angular_velocity"
 # These change rays in ways that are not modelled. Zeros change nothing.
 _REFUSED = {
-    "rolling_shutter": _MOTION,
-    "transform_matrix_start": _MOTION,
-    "transform_matrix_end": _MOTION,
-    "shift_x": "give the principal point as cx and cy",
-    "shift_y": "give the principal point as cx and cy",
+    **dict.fromkeys(
+        ("rolling_shutter", "transform_matrix_start", "transform_matrix_end"),
+        "give motion during the exposure as rolling_shutter_time, camera_linear_velocity and camera_angular_velocity",
+    ),
+    **dict.fromkeys(("shift_x", "shift_y"), "give the principal point as cx and cy"),
     "skew": "pixels are taken to have rows and columns at right angles",
-    "pixel_aspect_x": "give the focal lengths as fl_x and fl_y",
-    "pixel_aspect_y": "give the focal lengths as fl_x and fl_y",
+    **dict.fromkeys(("pixel_aspect_x", "pixel_aspect_y"), "give the focal lengths as fl_x and fl_y"),
     "from_na": "poses are taken to have OpenGL's axes",
     "normal_mts_args": "poses are taken to have OpenGL's axes, not Mitsuba's",
-    "latlong": "give 'camera_model' as EQUIRECTANGULAR",
-    "equirectangular": "give 'camera_model' as EQUIRECTANGULAR",
-    "orthographic": "undistort the images first",
-    **{f"ftheta_p{power}": "undistort the images first" for power in range(10)},
+    **dict.fromkeys(("latlong", "equirectangular"), "give 'camera_model' as EQUIRECTANGULAR"),
+    **dict.fromkeys(("orthographic", *(f"ftheta_p{power}" for power in range(10))), "undistort the images first"),
 }
 
 # Provenance, and the normalisation of other programs, which leaves the poses in the file as they are.
