@@ -30,7 +30,7 @@ from voxelfield.evaluation.evaluation import (
 from voxelfield.evaluation.metrics import Lpips
 from voxelfield.fields.environment import Environment
 from voxelfield.fields.field import RadianceField
-from voxelfield.foundation.checks import check_at_least_one
+from voxelfield.foundation.checks import check_at_least_one, check_tensor
 from voxelfield.foundation.errors import is_out_of_memory, shown
 from voxelfield.grids.boxes import box_extent, box_tensor, parse_box
 from voxelfield.grids.working_copies import copies_dtype
@@ -140,8 +140,7 @@ class TrainedModel:
         Raises:
             ValueError: ``points`` has another shape.
         """
-        if points.dim() == 0 or points.shape[-1] != 3:
-            raise ValueError(f"points must have shape (..., 3), got {tuple(points.shape)}")
+        check_tensor("points", points, ("...", 3))
         return occupied_density(self.field, self.occupancy, points.reshape(-1, 3)).view(points.shape[:-1])
 
     def backend_for(self, cameras: Cameras, backend: str | None = None) -> str:
@@ -204,16 +203,8 @@ class TrainedModel:
                 )
         if not chosen:
             raise ValueError("split must have views to evaluate, got none")
-        return self._compare(
-            split,
-            tones,
-            chosen,
-            images=None if images is None else Path(images),
-            lpips=self.trainer.evaluation.lpips if lpips is None else lpips,
-            callbacks=[] if on_view is None else [on_view],
-            progress=progress,
-            backend=backend,
-        )
+        lpips = self.trainer.evaluation.lpips if lpips is None else lpips
+        return self._compare(split, tones, chosen, backend, images, lpips, on_view, progress)
 
     def _as_photographed(self, split: Split) -> tuple[Split, CameraTones | None]:
         """Returns views in the poses in which they are evaluated, and the vignetting and response of their cameras."""
@@ -231,28 +222,27 @@ class TrainedModel:
         split: Split,
         tones: CameraTones | None,
         chosen: Sequence[int],
-        *,
-        images: Path | None = None,
+        backend: str | None,
+        images: Path | str | None = None,
         lpips: bool = False,
-        callbacks: Sequence[OnView] = (),
+        on_view: OnView | None = None,
         progress: bool = False,
-        backend: str | None = None,
     ) -> Evaluation:
         """Compares the chosen views of :meth:`_as_photographed`, see :meth:`evaluate`; a collective call."""
 
         def evaluate_local() -> Evaluation:
-            called = list(callbacks)
+            called = [] if on_view is None else [on_view]
             with contextlib.ExitStack() as stack:
                 if images is not None:
-                    check_pictures("images", images, (split.names[index] for index in chosen))
-                    called.append(save_images(images, stack.enter_context(BackgroundWriter())))
+                    folder = Path(images)
+                    check_pictures("images", folder, (split.names[index] for index in chosen))
+                    called.append(save_images(folder, stack.enter_context(BackgroundWriter())))
                 local = chosen[processes.rank() :: processes.count()]
                 if split.local_slice is not None:
                     local = [index for index in chosen if index in split.local_indices]
+                renderer = self._default_renderer if backend is None else self.renderer(backend)
                 return evaluate_split(
-                    self._photographing(
-                        self._default_renderer if backend is None else self.renderer(backend), split, tones
-                    ),
+                    self._photographing(renderer, split, tones),
                     split,
                     self.model.background,
                     views=local,
@@ -287,7 +277,7 @@ class TrainedModel:
         split, tones = self._as_photographed(split)
         chosen = [split.names.index(name) for name in names]
         try:
-            exact = self._compare(split, tones, chosen, backend=GenericBackend.name).means()
+            exact = self._compare(split, tones, chosen, GenericBackend.name).means()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
