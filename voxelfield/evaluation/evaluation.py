@@ -9,21 +9,19 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
+from voxelfield.datasets.scene import Split
 from voxelfield.devices import Uploads
 from voxelfield.evaluation.metrics import cross_fitted, psnr, ssim
 from voxelfield.files import is_replaceable, write_file
 from voxelfield.media.png import BackgroundWriter
 from voxelfield.progress import tracked
+from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.pixels import composite_background
 from voxelfield.rendering.render import View
-
-if TYPE_CHECKING:
-    from voxelfield.datasets.scene import Split
-    from voxelfield.rendering.cameras import Cameras
 
 OnView: TypeAlias = "Callable[[str, View, torch.Tensor, torch.Tensor | None], None]"
 """A callback for each evaluated view, with its name, the rendered view, the ground truth (H, W, 3) in [0, 1], and a
