@@ -147,7 +147,7 @@ class Writer:
         self._last[directory] = self, next(self._moments)
 
 
-class RunDirectoryLock:
+class RunDirectoryLock(contextlib.AbstractContextManager["RunDirectoryLock"]):
     """An exclusive lock of a run directory, which ends with the process, in whatever way that ends.
 
     The process that writes takes it once, and hands it on. The directory is created if needed, and temporary files that
@@ -214,9 +214,6 @@ class RunDirectoryLock:
                     else:
                         (self.directory / LOCK).unlink()
             self._close()
-
-    def __enter__(self) -> RunDirectoryLock:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ _FRAME = re.compile(r"\d{4,}(_depth)?\.(png|exr)")
 _DEPTHS = 65535
 
 
-class FrameFolder:
+class FrameFolder(AbstractContextManager["FrameFolder"]):
     """A folder with the frames of one path; a context manager whose exit waits until all frames are written.
 
     A file ``frames.json`` describes the frames. Existing frames of the same run, path and size remain, so that
@@ -133,9 +134,6 @@ class FrameFolder:
     def _paths(self, index: int) -> list[Path]:
         image = self._folder / f"{index:04d}.{self._kind}"
         return [image, self._folder / f"{index:04d}_depth.png"] if self._depth else [image]
-
-    def __enter__(self) -> FrameFolder:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._writer.close(cancel=kind is not None)

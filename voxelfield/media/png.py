@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ _COMPRESSION = 4
 _MIN_WAITING = 32
 
 
-class BackgroundWriter:
+class BackgroundWriter(AbstractContextManager["BackgroundWriter"]):
     """Writes files in threads while the caller renders the next images; a context manager.
 
     Compressing an image on a core takes much longer than rendering it on a GPU. A bounded number of images waits in the
@@ -75,9 +76,6 @@ class BackgroundWriter:
         finally:
             self._waiting.clear()
             self._pool.shutdown(cancel_futures=True)
-
-    def __enter__(self) -> BackgroundWriter:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(cancel=kind is not None)
