@@ -7,7 +7,7 @@ import logging
 import logging.handlers
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def inspect_scene(
         capture = read_capture(folder, aabb, model)
     finally:
         loaders.removeHandler(warnings)
-    rows, findings = measures(capture), check_capture(capture)
+    rows, findings = [*measures(capture)], check_capture(capture)
     notes = [Finding("loading", one_line(printable(record.getMessage()))) for record in warnings.buffer]
     picture = draw(capture)
     write_file(out / PICTURE, picture)
@@ -93,55 +93,52 @@ def make_page(capture: Capture, rows: Sequence[tuple[str, str]], findings: Seque
     )
 
 
-def measures(capture: Capture) -> list[tuple[str, str]]:
-    """Returns the measures of a capture, as labels and texts of one line each."""
+def measures(capture: Capture) -> Iterator[tuple[str, str]]:
+    """Yields the measures of a capture, as labels and texts of one line each."""
     splits = Counter(capture.splits)
     sizes = Counter(f"{width} x {height}" for width, height in capture.sizes)
     distances = (capture.origins - capture.aabb.mean(dim=0)).norm(dim=-1)
     low, high = capture.aabb
-    rows = [
-        ("format", capture.format),
-        ("views", f"{len(capture)}: {', '.join(f'{count} {name}' for name, count in splits.items())}"),
-        ("image size", f"{_counted(sizes)} pixels"),
-        ("cameras", _counted(Counter(["pinhole"] * len(capture) if capture.lens is None else capture.lens.models))),
-        ("focal length, x", f"{_range(capture.intrinsics[:, 0])} pixels"),
-        ("focal length, y", f"{_range(capture.intrinsics[:, 1])} pixels"),
-        ("field of view, horizontal", f"{_range(capture.fields_of_view[:, 0])} degrees"),
-        ("field of view, vertical", f"{_range(capture.fields_of_view[:, 1])} degrees"),
-        ("box", f"{_vector(low)} to {_vector(high)}"),
-        ("size of the box", f"{_vector(high - low)} units"),
-    ]
+    yield "format", capture.format
+    yield "views", f"{len(capture)}: {', '.join(f'{count} {name}' for name, count in splits.items())}"
+    yield "image size", f"{_counted(sizes)} pixels"
+    yield "cameras", _counted(Counter(["pinhole"] * len(capture) if capture.lens is None else capture.lens.models))
+    yield "focal length, x", f"{_range(capture.intrinsics[:, 0])} pixels"
+    yield "focal length, y", f"{_range(capture.intrinsics[:, 1])} pixels"
+    yield "field of view, horizontal", f"{_range(capture.fields_of_view[:, 0])} degrees"
+    yield "field of view, vertical", f"{_range(capture.fields_of_view[:, 1])} degrees"
+    yield "box", f"{_vector(low)} to {_vector(high)}"
+    yield "size of the box", f"{_vector(high - low)} units"
     if capture.motion is not None:
         turn, move = capture.motion.unbind(dim=-1)
         some = int(capture.motion.any(dim=-1).sum())
         motion = f"turn by {_range(turn.rad2deg())} degrees and move by {_range(move)} units"
-        rows.append(("rolling shutter", f"{some} of {len(capture)} images, during which cameras {motion}"))
+        yield "rolling shutter", f"{some} of {len(capture)} images, during which cameras {motion}"
     if capture.warp is not None:
-        rows.append(capture.warp.summary)
+        yield capture.warp.summary
     spread = capture.origins.amax(dim=0) - capture.origins.amin(dim=0)
-    rows.append(("extent of the cameras", f"{_vector(spread)} units"))
-    rows.append(("distance to the box's centre", f"{_range(distances)} units"))
+    yield "extent of the cameras", f"{_vector(spread)} units"
+    yield "distance to the box's centre", f"{_range(distances)} units"
     if len(capture) > 1:
-        rows.append(("distance to the nearest camera", f"{_range(nearest_distances(capture.origins))} units"))
+        yield "distance to the nearest camera", f"{_range(nearest_distances(capture.origins))} units"
     up, agreement = capture.up, float(capture.up.norm())
     if agreement < _AGREEMENT:
-        rows.append(("up direction", "none: the images differ too much"))
+        yield "up direction", "none: the images differ too much"
     else:
         tilt = float((up[2] / agreement).clamp(-1, 1).acos().rad2deg())
         direction = f"{_vector(up / agreement)}, {tilt:.1f} degrees from z"
-        rows.append(("up direction, mean of the images", direction))
+        yield "up direction, mean of the images", direction
     if len(capture.points):
         inside = ((capture.points >= low) & (capture.points <= high)).all(dim=-1).double().mean()
         name = "points between the stated depths" if capture.format == "LLFF" else "sparse points"
-        rows.append((name, f"{len(capture.points)}, of which {100 * float(inside):.0f} % in the box"))
+        yield name, f"{len(capture.points)}, of which {100 * float(inside):.0f} % in the box"
     if capture.masked:
-        rows.append(("masks", _share(capture.masked, " pixels are left out")))
+        yield "masks", _share(capture.masked, " pixels are left out")
     if capture.times is not None:
-        rows.append(("times", f"{_range(capture.times)}, {len(capture.times.unique())} different"))
+        yield "times", f"{_range(capture.times)}, {len(capture.times.unique())} different"
     if any(capture.transparency):
-        rows.append(("transparent pixels", _share(capture.transparency)))
-    rows.append(("coordinates", "right-handed world as in the files; cameras look along -z, y up"))
-    return rows
+        yield "transparent pixels", _share(capture.transparency)
+    yield "coordinates", "right-handed world as in the files; cameras look along -z, y up"
 
 
 def _share(shares: Sequence[float], of_what: str = "") -> str:
