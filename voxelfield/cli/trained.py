@@ -99,15 +99,9 @@ def run_eval(options: argparse.Namespace) -> None:
     if options.csv is not None:
         write_table(options.csv, evaluation)
     if options.json is not None:
-        figures = {
-            **evaluation.means(),
-            "split": options.split,
-            "views": len(evaluation.names),
-            "drawn_by": drawn_by,
-            **({} if cost is None else {"baking_cost": cost}),
-            "per_view": evaluation.per_view(),
-        }
-        write_json(options.json, figures)
+        figures = evaluation.means() | {"split": options.split, "views": len(evaluation.names), "drawn_by": drawn_by}
+        figures |= {} if cost is None else {"baking_cost": cost}
+        write_json(options.json, figures | {"per_view": evaluation.per_view()})
 
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
