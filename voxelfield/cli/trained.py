@@ -167,10 +167,10 @@ def _photographs(run: TrainedModel, options: argparse.Namespace) -> Photographs:
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     add_run_arguments(parser)
-    files = parser.add_argument_group("formats")
+    files = parser.add_argument_group("formats")  # in whose help argparse shows %% as %
     for name, each in formats().items():
         metavar = "FILE" if each.suffixes else "FOLDER"
-        files.add_argument(f"--{name}", type=Path, metavar=metavar, help=_literal(each.help))
+        files.add_argument(f"--{name}", type=Path, metavar=metavar, help=each.help.replace("%", "%%"))
     group = parser.add_argument_group("options of formats")
     for users in options_of_formats().values():
         option, texts = next(iter(users.values())), dict[str, list[str]]()
@@ -184,12 +184,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
             kind, *limits = get_args(option.kind) or (option.kind,)
             settings = {"type": number(kind, limits[0]) if limits else kind, "metavar": option.metavar}
         text = "; ".join(f"{', '.join(flags)}: {text}" for text, flags in texts.items())
-        group.add_argument(option.flag, default=argparse.SUPPRESS, help=_literal(text), **settings)
-
-
-def _literal(text: str) -> str:
-    """Returns a text of which argparse shows each character as it is."""
-    return text.replace("%", "%%")
+        group.add_argument(option.flag, default=argparse.SUPPRESS, help=text.replace("%", "%%"), **settings)
 
 
 def run_export(options: argparse.Namespace) -> None:
