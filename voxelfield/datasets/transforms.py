@@ -197,13 +197,14 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> tuple[list[Pho
     photos = []
     for frame in frames:
         known = _Entries(file, frame, meta)
+        pose_name = f"{file}: 'transform_matrix' of {clipped(frame['file_path'])}"
         photos.append(
             Photo(
                 images[frame["file_path"]],
-                _pose(file, frame),
+                _pose(pose_name, frame),
                 _intrinsics(_Entries(file, frame), whole),
                 _lens(known),
-                pose_name=_pose_name(file, frame),
+                pose_name=pose_name,
                 mask=masks.get(frame.get("mask_path") or ""),
                 time=known.number("time", None),
                 depth=known_depths.get(frame.get("depth_file_path") or ""),
@@ -284,19 +285,14 @@ def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
     return different
 
 
-def _pose(file: Path, frame: Mapping[str, Any]) -> Tensor:
+def _pose(name: str, frame: Mapping[str, Any]) -> Tensor:
     try:
         pose = torch.tensor(frame.get("transform_matrix"), dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         pose = torch.empty(0)
     if pose.shape != (4, 4):
-        found = _found(frame, "transform_matrix")
-        raise ValueError(f"{_pose_name(file, frame)} must be a 4x4 matrix of numbers, {found}")
+        raise ValueError(f"{name} must be a 4x4 matrix of numbers, {_found(frame, 'transform_matrix')}")
     return pose
-
-
-def _pose_name(file: Path, frame: Mapping[str, Any]) -> str:
-    return f"{file}: 'transform_matrix' of {clipped(frame['file_path'])}"
 
 
 def _found(holder: Mapping[str, Any], key: str) -> str:
