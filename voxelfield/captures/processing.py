@@ -263,7 +263,7 @@ def _reconstruct(
                 f"photographs must overlap for poses to be found, got {len(names)} of which no two could be "
                 "registered: take more, closer together, sharp and of textured surfaces"
             )
-        unregistered = _causes(rows, models)
+        unregistered = dict(_causes(rows, models))
     best = models[0]
     _stand_upright(best)
     best.write(model)
@@ -332,8 +332,8 @@ def _map(database: Path, images: Path, work: Path, count: int, mapper: Mapper) -
     return sorted(found.values(), key=lambda each: each.num_reg_images(), reverse=True)
 
 
-def _causes(rows: Any, models: Sequence[Any]) -> dict[str, str]:
-    """Returns the probable cause for each photograph without a pose in the first of some models, by its name."""
+def _causes(rows: Any, models: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    """Yields name and probable cause for each photograph without a pose in the first of some models."""
     import pycolmap
 
     registered, *others = ({*each.reg_image_ids()} for each in models)
@@ -343,20 +343,18 @@ def _causes(rows: Any, models: Sequence[Any]) -> dict[str, str]:
         if inliers >= _FEWEST_MATCHES:
             alike.setdefault(first, set()).add(second)
             alike.setdefault(second, set()).add(first)
-    causes = {}
     for number, name in sorted((image.image_id, image.name) for image in rows.read_all_images()):
         seen = alike.get(number, set())
         if number in registered:
             continue
         if (count := rows.num_keypoints_for_image(number)) < _FEW_FEATURES:
-            causes[name] = f"only {count} features, as in a blurred, dark or even picture"
+            yield name, f"only {count} features, as in a blurred, dark or even picture"
         elif number in set().union(*others):
-            causes[name] = "part of a smaller model, which overlaps too little with this one"
+            yield name, "part of a smaller model, which overlaps too little with this one"
         elif not seen:
-            causes[name] = "no overlap with another photograph was found"
+            yield name, "no overlap with another photograph was found"
         else:
-            causes[name] = f"overlap with {len(seen & registered)} registered photographs, but too few points in common"
-    return causes
+            yield name, f"overlap with {len(seen & registered)} registered photographs, but too few points in common"
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +30,15 @@ def save_cameras(path: Path | str, scene: Scene, folder: Path) -> None:
         OSError: An image or the file cannot be read or written.
     """
     check_suffix("path", path, (".json",))
-    frames = {name: _frames(split, folder, scene.origin) for name, split in scene.splits.items()}
+    frames = {name: [*_frames(split, folder, scene.origin)] for name, split in scene.splits.items()}
     content = share_camera_model([frame for each in frames.values() for frame in each])
     content |= {f"{name}_filenames": [frame["file_path"] for frame in each] for name, each in frames.items()}
     write_json(path, content)
 
 
-def _frames(split: Split, folder: Path, origin: Sequence[float]) -> list[dict[str, Any]]:
+def _frames(split: Split, folder: Path, origin: Sequence[float]) -> Iterator[dict[str, Any]]:
     if split.paths is None:
         raise ValueError("scene must be one whose images are files, got a split without paths")
-    frames = []
     for index, path in enumerate(split.paths):
         frame = {"file_path": path, **{key: values[index] for key, values in split.files.items()}}
         for key, value in frame.items():
@@ -48,8 +47,7 @@ def _frames(split: Split, folder: Path, origin: Sequence[float]) -> list[dict[st
                     raise ValueError(f"folder must contain the images of the scene, got {folder}, which has no {value}")
                 frame[key] = value.relative_to(folder).as_posix()
         frame = {key: value for key, value in frame.items() if value is not None}
-        frames.append(frame | transforms_camera(split.cameras, index, image_size(path), origin))
-    return frames
+        yield frame | transforms_camera(split.cameras, index, image_size(path), origin)
 
 
 def _write(path: Path, source: ExportSource) -> str:

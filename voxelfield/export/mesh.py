@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -109,7 +109,7 @@ class FieldSurface:
             if level is None:
                 wrong += f", at which {LEVEL_LENGTH:g} voxels absorb half of the light"
             raise ValueError(f"{wrong}: the field is empty, or it needs a lower level or surface tsdf")
-        if model.warp is not None and box < model.warp.count and (faces := self._cut_faces(lattice)):
+        if model.warp is not None and box < model.warp.count and (faces := [*self._cut_faces(lattice)]):
             logger.warning(
                 "box %d cuts through the surface at its faces %s: --box %d contains more of it, in larger voxels",
                 *(box, ", ".join(faces), box + 1),
@@ -187,19 +187,17 @@ class FieldSurface:
         points, outwards = (torch.from_numpy(np.asarray(each)).float() for each in (points, mesh.face_normals[faces]))
         return PointCloud(points, *self._appearance(points, outwards))
 
-    def _cut_faces(self, lattice: Lattice) -> list[str]:
-        """Returns the faces of the lattice that it was extracted from, such as ``z-``, at which the surface ends."""
+    def _cut_faces(self, lattice: Lattice) -> Iterator[str]:
+        """Yields the faces of the lattice that it was extracted from, such as ``z-``, at which the surface ends."""
         edges = _trimesh(self.vertices, self.faces).edges_sorted
         ends = self.vertices[edges[mesh_package("trimesh.grouping").group_rows(edges, require_count=1)]]
         lengths = (ends[:, 1] - ends[:, 0]).norm(dim=1)
         steps = torch.tensor(lattice.shape) - 1
-        faces = []
         for axis, end in itertools.product(range(3), range(2)):
             at_face = (ends[..., axis] - float(lattice.low[axis] + end * steps[axis] * lattice.spacing[axis])).abs()
             cut = lengths[(at_face < 0.5 * float(lattice.spacing[axis])).all(dim=1)].sum()
             if cut >= _LEAST_CUT * float((steps * lattice.spacing).max()):
-                faces.append(f"{'xyz'[axis]}{'-+'[end]}")
-        return faces
+                yield f"{'xyz'[axis]}{'-+'[end]}"
 
     def _appearance(self, points: Tensor, outwards: Tensor) -> tuple[Tensor, Tensor]:
         """Returns normals and sRGB colours of points of triangles that face ``outwards``; all of them are (M, 3)."""
