@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -63,16 +64,10 @@ def extract_frames(video: Path, folder: Path, count: int, max_size: int) -> None
     They go to a new folder, as JPEG, reduced where their longest side is above ``max_size`` pixels. If the video has
     fewer frames than ``count``, all are written. Raises ValueError if FFmpeg cannot read the file.
     """
-    best: dict[int, tuple[float, Image.Image]] = {}
-    for window, frame in _windows(video, count):
+    for window, frames in itertools.groupby(_windows(video, count), key=lambda each: each[0]):
         folder.mkdir(parents=True, exist_ok=True)
-        for finished in best.keys() - {window}:
-            _save(best.pop(finished)[1], folder / f"frame_{finished:05d}.jpg", max_size)
-        measured = sharpness(frame)
-        if window not in best or measured > best[window][0]:
-            best[window] = measured, frame
-    for window, (_, frame) in best.items():
-        _save(frame, folder / f"frame_{window:05d}.jpg", max_size)
+        sharpest = max((frame for _, frame in frames), key=sharpness)
+        _save(sharpest, folder / f"frame_{window:05d}.jpg", max_size)
 
 
 def _windows(video: Path, count: int) -> Iterator[tuple[int, Image.Image]]:
