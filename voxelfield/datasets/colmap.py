@@ -10,7 +10,7 @@ import logging
 import math
 import mmap
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -252,7 +252,7 @@ def check_binary_model(folder: Path) -> None:
 
     pycolmap trusts these numbers: with a damaged file it reads past the end for hours, or until memory is exhausted.
     """
-    for name in ("cameras", "images", "points3D", "rigs", "frames"):
+    for name, walk in _WALKS.items():
         path = folder / f"{name}.bin"
         if not path.is_file():
             continue  # models without rigs have fewer files
@@ -260,22 +260,7 @@ def check_binary_model(folder: Path) -> None:
             if path.stat().st_size == 0:
                 raise ValueError(f"{path}: must begin with a number of {name}, got an empty file")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                walk = _Walk(path, data)
-                if name == "cameras":
-                    _walk_cameras(walk)
-                elif name == "rigs":
-                    _walk_rigs(walk)
-                else:
-                    walk.lists(*_LISTS[name])
-
-
-# Of an entry in the other files: its bytes before its list of items, whether a name is among them, the format of the
-# number of items, and the bytes of an item.
-_LISTS = {
-    "images": (4 + _POSE + 4, True, "Q", 24),
-    "points3D": (8 + 24 + 3 + 8, False, "Q", 8),
-    "frames": (8 + _POSE, False, "I", _SENSOR + 8),
-}
+                walk(_Walk(path, data))
 
 
 class _Walk:
@@ -305,7 +290,11 @@ class _Walk:
         return count
 
     def lists(self, head: int, named: bool, form: str, item: int) -> None:
-        """Skips entries that end with lists; the arguments are as in ``_LISTS``."""
+        """Skips entries that end with lists of items.
+
+        Given are the bytes of an entry before its list, whether a name is among them, the format of the number of
+        items, and the bytes of an item.
+        """
         for _ in range(self.count("Q", head + named + struct.calcsize(form))):
             self.skip(head)
             if named:
@@ -339,6 +328,15 @@ def _walk_rigs(walk: _Walk) -> None:
         for _ in range(sensors - 1):
             walk.skip(_SENSOR)
             walk.skip(_POSE if walk.number("B") else 0)
+
+
+_WALKS: dict[str, Callable[[_Walk], None]] = {
+    "cameras": _walk_cameras,
+    "images": lambda walk: walk.lists(4 + _POSE + 4, True, "Q", 24),
+    "points3D": lambda walk: walk.lists(8 + 24 + 3 + 8, False, "Q", 8),
+    "rigs": _walk_rigs,
+    "frames": lambda walk: walk.lists(8 + _POSE, False, "I", _SENSOR + 8),
+}
 
 
 FORMAT = Format("COLMAP", "sparse/0/images.bin", is_colmap, load_colmap, order=30, has_models=True)
