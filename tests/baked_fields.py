@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from camera_poses import random_rotations
 
 from voxelfield.fields.decoders import DeferredMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
@@ -39,6 +40,5 @@ def look_at(device: torch.device) -> Cameras:
     """A camera beside the box, and one inside."""
     c2w = torch.eye(4).repeat(2, 1, 1)
     c2w[0, :3, 3] = torch.tensor([0.2, -0.1, 3.0])
-    c2w[1, :3, :3] = torch.linalg.qr(torch.randn(3, 3)).Q
-    c2w[1, :3, :3] *= torch.linalg.det(c2w[1, :3, :3])
+    c2w[1, :3, :3] = random_rotations(1)
     return Cameras(c2w, torch.tensor([[30.0, 28.0, 15.0, 11.0]] * 2), 33, 21).to(device)

@@ -6,12 +6,14 @@ import math
 from dataclasses import replace
 
 import torch
+from camera_poses import random_rotations
 from torch import Tensor
 
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.rendering.rigid import pose_matrices
 
 
 def photographed(renderer: FieldRenderer, cameras: Cameras) -> Split:
@@ -61,10 +63,7 @@ def with_rolling_shutter(scene: Scene, renderer: FieldRenderer, turn: float, mov
 
 def spheres_at(positions: Tensor, width: int, generator: torch.Generator) -> Cameras:
     """Equirectangular cameras of whole spheres, ``width`` x ``width / 2`` pixels, that are turned at random."""
-    rotations, _ = torch.linalg.qr(torch.randn(len(positions), 3, 3, generator=generator))
-    c2w = torch.eye(4).repeat(len(positions), 1, 1)
-    c2w[:, :3, :3] = rotations * torch.linalg.det(rotations).sign()[:, None, None]
-    c2w[:, :3, 3] = positions
+    c2w = pose_matrices(random_rotations(len(positions), generator), positions)
     focal, lens = width / (2 * math.pi), Lens("equirectangular", torch.zeros(len(positions), 0))
     intrinsics = torch.tensor([[focal, focal, width / 2, width / 4]]).repeat(len(positions), 1)
     return Cameras(c2w, intrinsics, width, width // 2, lens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from camera_poses import looking_at
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,20 +15,11 @@ from voxelfield.rendering.cameras import Cameras
 ROOM = torch.tensor([[0.0, 0.0, 0.0], [4.0, 4.0, 4.0]])
 
 
-def look_at(origins: Tensor, target: Tensor) -> Tensor:
-    """Poses (N, 4, 4), OpenGL axes, z up."""
-    backward = F.normalize(origins - target, dim=-1)
-    right = F.normalize(torch.linalg.cross(torch.tensor([0.0, 0.0, 1.0]).expand_as(backward), backward), dim=-1)
-    c2w = torch.eye(4).repeat(len(origins), 1, 1)
-    c2w[:, :3] = torch.stack((right, torch.linalg.cross(backward, right), backward, origins), dim=-1)
-    return c2w
-
-
 def corner_cameras(count: int, width: int = 320, height: int = 240) -> Cameras:
     angles = torch.linspace(0.35, 1.2, count)
     origins = torch.stack((3 * angles.cos(), 3 * angles.sin(), 1.4 + 0.5 * (3 * angles).sin()), dim=-1)
     intrinsics = torch.tensor([300.0, 300.0, width / 2, height / 2]).repeat(count, 1)
-    return Cameras(look_at(origins, torch.tensor([0.4, 0.4, 0.8])), intrinsics, width, height)
+    return Cameras(looking_at((0.4, 0.4, 0.8), origins), intrinsics, width, height)
 
 
 def blotches(generator: torch.Generator) -> Tensor:

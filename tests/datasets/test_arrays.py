@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from camera_poses import looking_at
+from torch.nn import functional as F
 
 import voxelfield
 from voxelfield import Cameras, scene_from_arrays
@@ -18,13 +20,8 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 def around(count, radius=4.0):
     """Cameras on a ring that look at the origin, OpenGL axes."""
     angle = torch.arange(count) * 2 * torch.pi / count
-    backward = torch.stack((angle.cos(), angle.sin(), torch.full_like(angle, 0.5)), dim=-1)
-    backward = backward / backward.norm(dim=-1, keepdim=True)
-    right = torch.linalg.cross(torch.tensor([0.0, 0, 1]).expand_as(backward), backward)
-    right = right / right.norm(dim=-1, keepdim=True)
-    c2w = torch.eye(4).repeat(count, 1, 1)
-    c2w[:, :3, :3] = torch.stack((right, torch.linalg.cross(backward, right), backward), dim=-1)
-    c2w[:, :3, 3] = radius * backward
+    backward = F.normalize(torch.stack((angle.cos(), angle.sin(), torch.full_like(angle, 0.5)), dim=-1), dim=-1)
+    c2w = looking_at((0.0, 0.0, 0.0), radius * backward)
     return Cameras(c2w, torch.tensor([[12.0, 12, 6, 5]]).expand(count, 4), 12, 10)
 
 

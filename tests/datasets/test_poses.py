@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from camera_poses import looking_at
 
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
@@ -79,11 +80,7 @@ def test_inverted_matrices_are_suspected(cameras):
 def test_a_place_is_not_taken_for_inverted():
     generator = torch.Generator().manual_seed(0)
     angle = torch.linspace(0, 4, 40)
-    zero = torch.zeros(40)
-    back = torch.stack((angle.cos(), angle.sin(), zero), dim=-1)
-    right = torch.stack((-angle.sin(), angle.cos(), zero), dim=-1)
-    c2w = torch.eye(4).repeat(40, 1, 1)
-    c2w[:, :3, :3] = torch.stack((right, torch.linalg.cross(back, right), back), dim=-1)
+    c2w = looking_at((0.0, 0.0, 0.0), torch.stack((angle.cos(), angle.sin(), torch.zeros(40)), dim=-1))
     for middle in ([0.0, 0.0, 0.0], [3.0, 0.0, -9.0], [0.0, 20.0, 5.0]):
         c2w[:, :3, 3] = torch.tensor(middle) + torch.randn(40, 3, generator=generator)
         assert inverted(c2w) is None

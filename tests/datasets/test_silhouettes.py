@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from camera_poses import looking_at
 from composed_run import settings_of_run
 from PIL import Image
 from quick_presets import preset
@@ -34,20 +35,13 @@ def around(count: int, distance: float = 4.0, target: torch.Tensor = CENTRE) -> 
     height = 0.9 * torch.linspace(-0.5, 1, count)
     level = (1 - height**2).sqrt()
     position = distance * torch.stack((level * angle.cos(), level * angle.sin(), height), dim=-1) + target
-    c2w = torch.eye(4).repeat(count, 1, 1)
-    for index in range(count):
-        c2w[index, :3, :3] = axes_looking(target - position[index], torch.tensor([0.0, 0.0, 1.0]))
-    c2w[:, :3, 3] = position
-    return c2w
+    return looking_at(target, position)
 
 
 def around_beside(most: float) -> torch.Tensor:
     """Poses of 60 cameras around the ball that look at points beside its centre, by at most so many radii an axis."""
-    c2w = around(60)
     targets = CENTRE + most * RADIUS * (2 * torch.rand(60, 3, generator=torch.Generator().manual_seed(0)) - 1)
-    for pose, target in zip(c2w, targets, strict=True):
-        pose[:3, :3] = axes_looking(target - pose[:3, 3], torch.tensor([0.0, 0.0, 1.0]))
-    return c2w
+    return looking_at(targets, around(60)[:, :3, 3])
 
 
 def ball_split(

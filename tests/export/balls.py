@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from camera_poses import looking_at
 from torch import Tensor
 
 from voxelfield.fields.decoders import SHDecoder
@@ -62,14 +63,8 @@ def ball_field(boxes: NestedBoxes | None = None) -> tuple[RadianceField, Occupan
 
 def cameras_around(count: int, size: int, distance: float = 40.0) -> Cameras:
     """Cameras on a ring and above it that look at the ball's centre."""
-    poses = torch.eye(4).repeat(count, 1, 1)
-    for index in range(count):
-        azimuth, elevation = 2.4 * index, math.asin(2 * (index + 0.5) / count - 1)
-        back = torch.tensor(
-            [math.cos(elevation) * math.cos(azimuth), math.cos(elevation) * math.sin(azimuth), math.sin(elevation)]
-        )
-        right = torch.tensor([-math.sin(azimuth), math.cos(azimuth), 0.0])
-        poses[index, :3, :3] = torch.stack((right, torch.linalg.cross(back, right), back), dim=-1)
-        poses[index, :3, 3] = CENTRE + distance * back
+    azimuth, height = 2.4 * torch.arange(count), 2 * (torch.arange(count) + 0.5) / count - 1
+    level = (1 - height.square()).sqrt()
+    back = torch.stack((level * azimuth.cos(), level * azimuth.sin(), height), dim=-1)
     intrinsics = torch.tensor([1.4 * size, 1.4 * size, size / 2, size / 2]).repeat(count, 1)
-    return Cameras(poses, intrinsics, size, size)
+    return Cameras(looking_at(CENTRE, CENTRE + distance * back), intrinsics, size, size)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from balls import BOX, CENTRE, ball_field, expected_colors
+from camera_poses import random_rotations
 from PIL import Image
 
 import voxelfield
@@ -20,6 +21,7 @@ from voxelfield.export.volume import save_volume
 from voxelfield.models import Model
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import LENS_TERMS, Lens
+from voxelfield.rendering.rigid import pose_matrices
 from voxelfield.warps.nested_boxes import NestedBoxes
 
 
@@ -93,10 +95,7 @@ def write_images(folder: Path, names: tuple[str, ...], size: tuple[int, int]) ->
 def split_of(paths: tuple[Path, ...], lens: Lens | None) -> Split:
     """Cameras of half of the images' size."""
     count = len(paths)
-    poses = torch.linalg.qr(torch.randn(count, 3, 3, dtype=torch.float64))[0]
-    poses *= torch.linalg.det(poses)[:, None, None]
-    c2w = torch.eye(4).repeat(count, 1, 1)
-    c2w[:, :3, :3], c2w[:, :3, 3] = poses.float(), 100 * torch.randn(count, 3)
+    c2w = pose_matrices(random_rotations(count), 100 * torch.randn(count, 3))
     intrinsics = torch.tensor([[20.0, 21.0, 9.0, 6.5]]) + torch.arange(count)[:, None]
     cameras = Cameras(c2w, intrinsics, 20, 15, lens and lens[:count])
     names = tuple(path.stem for path in paths)

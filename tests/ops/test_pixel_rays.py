@@ -6,21 +6,20 @@ import dataclasses
 
 import pytest
 import torch
-from torch.nn import functional as F
+from camera_poses import random_rotations
 
 from voxelfield.ops._internal.cameras import pixel_rays
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
+from voxelfield.rendering.rigid import pose_matrices
 
 BOX = [[-1.0, -0.5, -2.0], [1.0, 1.5, 0.5]]
 
 
 def make(device, count=5, height=7, width=11):
     images = torch.randint(256, (count, height, width, 4), dtype=torch.uint8)
-    backward = F.normalize(torch.randn(count, 3), dim=-1)
-    right = F.normalize(torch.linalg.cross(torch.randn(count, 3), backward), dim=-1)
-    c2w = torch.eye(4).repeat(count, 1, 1)
-    c2w[:, :3] = torch.stack((right, torch.linalg.cross(backward, right), backward, 3 * backward), dim=-1)
+    axes = random_rotations(count)
+    c2w = pose_matrices(axes, 3 * axes[..., 2])
     intrinsics = torch.tensor([9.0, 8.0, 5.2, 3.4]).repeat(count, 1) + torch.rand(count, 4)
     return images.to(device), Cameras(c2w, intrinsics, width, height).to(device), torch.tensor(BOX, device=device)
 

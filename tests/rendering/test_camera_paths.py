@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from camera_poses import looking_at
 
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.paths import at_size, axes_looking, interpolate, orbit, path_named, spiral, through
@@ -78,10 +80,7 @@ def test_interpolation_through_a_dome_of_cameras_keeps_its_distance():
     turns = torch.arange(100).double() * 2.4  # the golden angle: a dome that is covered evenly
     radii = (1 - heights**2).sqrt()
     positions = 4 * torch.stack((radii * turns.cos(), radii * turns.sin(), heights), dim=-1)
-    dome = facing(1)[[0] * 100]
-    for pose, position in zip(dome.c2w, positions, strict=True):
-        pose[:3, :3] = axes_looking(-position, torch.tensor([0.0, 0.0, 1.0]).double()).float()
-        pose[:3, 3] = position.float()
+    dome = replace(facing(1)[[0] * 100], c2w=looking_at((0.0, 0.0, 0.0), positions.float()))
     order = torch.randperm(100, generator=torch.Generator().manual_seed(0))
     path = interpolate(dome[order], 200)
     assert_rigid(path)

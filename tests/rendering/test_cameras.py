@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from camera_poses import looking_at, random_rotations
 from op_testing import never_synchronising
 
 from voxelfield.rendering.cameras import Cameras
@@ -449,9 +450,7 @@ def on_circle(distance, elevation, count=5, arc=2 * math.pi):
     azimuth = 0.3 + torch.arange(count) * (arc / count)
     flat, high = math.cos(elevation), math.sin(elevation)
     back = torch.stack((flat * azimuth.cos(), flat * azimuth.sin(), torch.full((count,), high)), dim=-1)
-    right = torch.stack((-azimuth.sin(), azimuth.cos(), torch.zeros(count)), dim=-1)
-    c2w = torch.eye(4).repeat(count, 1, 1)
-    c2w[:, :3] = torch.stack((right, torch.linalg.cross(back, right), back, distance * back), dim=-1)
+    c2w = looking_at((0.0, 0.0, 0.0), distance * back)
     return Cameras(c2w, torch.tensor([[60.0, 50.0, 31.0, 25.0]]).repeat(count, 1), 64, 48)
 
 
@@ -498,8 +497,7 @@ def test_orbit_looks_at_the_target_upright(elevation):
 
 def test_orbit_goes_around_the_direction_that_is_up_in_the_images(device):
     cameras = on_circle(3.0, 0.4)
-    turn = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64)).Q
-    turn = (turn * torch.linalg.det(turn).sign()).float()
+    (turn,) = random_rotations(1)
     turned = Cameras(cameras.c2w.clone(), cameras.intrinsics, cameras.width, cameras.height)
     turned.c2w[:, :3] = turn @ cameras.c2w[:, :3]
     assert float(turn[2, 2]) < math.cos(math.radians(15)), "the axis must be another one than z"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from camera_poses import random_rotations
 from torch.nn import functional as F
 
 from voxelfield.rendering.cameras import (
@@ -17,6 +18,7 @@ from voxelfield.rendering.cameras import (
     views_of_points,
 )
 from voxelfield.rendering.lens import Lens
+from voxelfield.rendering.rigid import pose_matrices
 
 COUNT, WIDTH, HEIGHT = 5, 40, 30
 BOX = torch.tensor([[-50.0] * 3, [50.0] * 3])
@@ -36,10 +38,7 @@ LENSES = {
 
 @pytest.fixture(params=LENSES)
 def cameras(request, device) -> Cameras:
-    rotations, _ = torch.linalg.qr(torch.randn(COUNT, 3, 3))
-    c2w = torch.eye(4).repeat(COUNT, 1, 1)
-    c2w[:, :3, :3] = rotations * torch.linalg.det(rotations)[:, None, None]
-    c2w[:, :3, 3] = torch.randn(COUNT, 3)
+    c2w = pose_matrices(random_rotations(COUNT), torch.randn(COUNT, 3))
     intrinsics = torch.tensor([[25.0, 27.0, 19.0, 16.0]]).repeat(COUNT, 1)
     return Cameras(c2w, intrinsics, WIDTH, HEIGHT, lens=LENSES[request.param]).to(device)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from camera_poses import looking_at
 from composed_run import settings_of_run
 from PIL import Image
 from quick_presets import preset
@@ -84,11 +85,7 @@ def circle(count: int, radius: float, height: float = 0.0) -> torch.Tensor:
     """Cameras around the z axis that look at the origin."""
     angle = torch.arange(count) * (2 * torch.pi / count)
     position = torch.stack((radius * angle.cos(), radius * angle.sin(), torch.full((count,), height)), dim=-1)
-    back = torch.nn.functional.normalize(position, dim=-1)
-    right = torch.nn.functional.normalize(torch.stack((-angle.sin(), angle.cos(), torch.zeros(count)), dim=-1), dim=-1)
-    c2w = torch.eye(4).repeat(count, 1, 1)
-    c2w[:, :3] = torch.stack((right, torch.linalg.cross(back, right), back, position), dim=-1)
-    return c2w
+    return looking_at((0.0, 0.0, 0.0), position)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from camera_poses import random_rotations
 from torch import Tensor
 
 from voxelfield.datasets.scene import Split
@@ -14,6 +15,7 @@ from voxelfield.models.pixel_sampler import PixelSampler
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.rays import Rays
+from voxelfield.rendering.rigid import pose_matrices
 
 COUNT, HEIGHT, WIDTH = 3, 5, 7
 BOX = torch.tensor([[-2.0, -2.0, -2.0], [2.0, 2.0, 2.0]])
@@ -22,10 +24,7 @@ BOX = torch.tensor([[-2.0, -2.0, -2.0], [2.0, 2.0, 2.0]])
 @pytest.fixture
 def split() -> Split:
     """Cameras of unlike poses and intrinsics; each pixel's colour spells its camera, row and column."""
-    rotations, _ = torch.linalg.qr(torch.randn(COUNT, 3, 3))
-    rotations = rotations * torch.linalg.det(rotations)[:, None, None]
-    c2w = torch.eye(4).repeat(COUNT, 1, 1)
-    c2w[:, :3, :3], c2w[:, :3, 3] = rotations, torch.randn(COUNT, 3)
+    c2w = pose_matrices(random_rotations(COUNT), torch.randn(COUNT, 3))
     intrinsics = torch.tensor([[9.0, 8.0, 3.1, 2.7], [6.0, 7.0, 3.5, 2.5], [12.0, 12.0, 2.0, 3.0]])
     images = torch.zeros(COUNT, HEIGHT, WIDTH, 4, dtype=torch.uint8)
     images[..., 0] = torch.arange(COUNT)[:, None, None]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from camera_poses import random_rotations
 from place_capture import write_capture
 from quick_presets import preset
 from room_corner import ROOM, corner_cameras, photograph
@@ -22,6 +23,7 @@ from voxelfield.models.batch import Batch, Outputs
 from voxelfield.models.pixel_sampler import PixelSampler
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity, RenderSettings
+from voxelfield.rendering.rigid import pose_matrices
 from voxelfield.runs.train import load_configured_scene
 from voxelfield.training.session import Session
 from voxelfield.warps.choice import WarpConfig
@@ -34,9 +36,7 @@ BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_error_is_that_of_samples_on_oblique_rays(device, boxes, weighted):
     field, occupancy = field_over(NestedBoxes(BOX, boxes, near=0.1), (8, 8, 8), device)
-    turned = torch.linalg.qr(torch.randn(3, 3, 3)).Q
-    c2w = torch.eye(4).repeat(3, 1, 1)
-    c2w[:, :3, :3] = turned * torch.linalg.det(turned)[:, None, None]
+    c2w = pose_matrices(random_rotations(3), torch.zeros(3, 3))
     cameras = Cameras(c2w, torch.tensor([[4.0, 4.0, 4.0, 4.0]] * 3), 8, 8).to(device)  # 90 degrees wide
     pixels, side = torch.arange(3 * 64, device=device), 2
     points = torch.rand(len(pixels) * side, 2, device=device)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from camera_poses import looking_at
 from painted_ball import along_and_beside
 from PIL import ExifTags, Image
 from small_pyramid import settings
 from small_sessions import Recorder, fitted, restored
 from torch import Tensor
-from torch.nn import functional as F
 
 from voxelfield.components.exposure import AffineExposure
 from voxelfield.datasets import images
@@ -125,10 +125,7 @@ def test_the_penalty_does_not_see_the_mean():
 def around(angles: Tensor) -> Tensor:
     """Poses (N, 4, 4) on a circle of radius 3, from which cameras look at its centre."""
     back = torch.stack((angles.cos(), angles.sin(), torch.zeros_like(angles)), dim=-1)
-    up = torch.tensor([0.0, 0.0, 1.0]).expand_as(back)
-    poses = torch.eye(4).repeat(len(angles), 1, 1)
-    poses[:, :3] = torch.stack((torch.linalg.cross(up, back), up, back, 3 * back), dim=-1)
-    return poses
+    return looking_at((0.0, 0.0, 0.0), 3 * back)
 
 
 def exposed(poses: Tensor, log_gain: Tensor) -> AffineExposure:
@@ -199,10 +196,8 @@ def cap(count: int, phase: float) -> Cameras:
     number = torch.arange(count) + 0.5
     angle, away = 2.4 * number + phase, 0.7 * (number / count).sqrt()
     back = torch.stack((away.sin() * angle.cos(), -away.cos(), away.sin() * angle.sin()), dim=-1)
-    right = F.normalize(torch.linalg.cross(torch.tensor([0.0, 0.0, 1.0]).expand_as(back), back), dim=-1)
-    c2w = torch.eye(4).repeat(count, 1, 1)
-    c2w[:, :3] = torch.stack((right, torch.linalg.cross(back, right), back, 3 * back), dim=-1)
-    return Cameras(c2w, torch.tensor([[36.0, 36.0, SIZE / 2, SIZE / 2]]).repeat(count, 1), SIZE, SIZE)
+    intrinsics = torch.tensor([[36.0, 36.0, SIZE / 2, SIZE / 2]]).repeat(count, 1)
+    return Cameras(looking_at((0.0, 0.0, 0.0), 3 * back), intrinsics, SIZE, SIZE)
 
 
 def photographs(name: str, cameras: Cameras, gain: Tensor) -> Split:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from camera_poses import looking_at
 from small_pyramid import settings
 from small_sessions import fitted
-from torch.nn import functional as F
 
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.rendering.cameras import Cameras
@@ -34,11 +34,8 @@ def above(count: int, radius: float) -> Cameras:
     """Cameras on a circle above the floor that look down."""
     angle = torch.arange(count) * (2 * torch.pi / max(count, 1)) + 0.3
     position = torch.stack((radius * angle.cos(), radius * angle.sin(), 1.7 + 0.3 * (5 * angle).sin()), dim=-1)
-    back = F.normalize(position - torch.tensor([0.0, 0.0, FLOOR]), dim=-1)
-    right = F.normalize(torch.linalg.cross(torch.tensor([0.1, 1.0, 0.0]).expand_as(back), back), dim=-1)
-    c2w = torch.eye(4).repeat(count, 1, 1)
-    c2w[:, :3] = torch.stack((right, torch.linalg.cross(back, right), back, position), dim=-1)
-    return Cameras(c2w, torch.tensor([[20.0, 20.0, SIZE / 2, SIZE / 2]]).repeat(count, 1), SIZE, SIZE)
+    intrinsics = torch.tensor([[20.0, 20.0, SIZE / 2, SIZE / 2]]).repeat(count, 1)
+    return Cameras(looking_at((0.0, 0.0, FLOOR), position, up=(0.1, 1.0, 0.0)), intrinsics, SIZE, SIZE)
 
 
 @pytest.mark.slow

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from camera_poses import looking_at
 from painted_ball import along_and_beside, check_saved_alike, photograph
 from small_pyramid import settings
 from small_sessions import fitted, restored
-from torch.nn import functional as F
 from warp_fields import field_over
 
 import voxelfield
@@ -44,11 +44,8 @@ def photographs(cameras: Cameras) -> torch.Tensor:
 def ring(count: int, radius: float, phase: float) -> Cameras:
     angle = torch.arange(count) * (2 * torch.pi / count) + phase
     position = radius * torch.stack((angle.cos(), angle.sin(), 0.3 * torch.sin(3 * angle)), dim=-1)
-    back = F.normalize(position, dim=-1)
-    right = F.normalize(torch.linalg.cross(torch.tensor([0.0, 0.0, 1.0]).expand_as(back), back), dim=-1)
-    c2w = torch.eye(4).repeat(count, 1, 1)
-    c2w[:, :3] = torch.stack((right, torch.linalg.cross(back, right), back, position), dim=-1)
-    return Cameras(c2w, torch.tensor([[20.0, 20.0, SIZE / 2, SIZE / 2]]).repeat(count, 1), SIZE, SIZE)
+    intrinsics = torch.tensor([[20.0, 20.0, SIZE / 2, SIZE / 2]]).repeat(count, 1)
+    return Cameras(looking_at((0.0, 0.0, 0.0), position), intrinsics, SIZE, SIZE)
 
 
 @pytest.fixture(scope="module")
