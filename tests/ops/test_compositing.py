@@ -157,8 +157,7 @@ def test_one_length_for_all_samples(device, dt):
     dt = dt.to(device).requires_grad_() if isinstance(dt, torch.Tensor) else dt
     expected = composite_all(**{**inputs, "dt": torch.full_like(inputs["t"], 0.05)})
     actual = composite_all(**{**inputs, "dt": dt})
-    for a, e in zip(actual, expected, strict=True):
-        assert torch.equal(a, e)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
     for function in (ray_weights, ray_transmittance):
         assert torch.equal(
             function(inputs["density"], dt, inputs["ray_offsets"]),
@@ -180,8 +179,7 @@ def test_rays_of_equally_many_samples_may_share_a_length(device, size):
 def test_narrow_offsets_are_converted(device):
     inputs = make(device)
     narrow = {**inputs, "ray_offsets": inputs["ray_offsets"].int()}
-    for a, e in zip(composite_all(**narrow), composite_all(**inputs), strict=True):
-        assert torch.equal(a, e)
+    torch.testing.assert_close(composite_all(**narrow), composite_all(**inputs), rtol=0, atol=0)
 
 
 # --- where a ray stops
@@ -333,8 +331,7 @@ def test_captured_compositing_follows_its_inputs():
         assert sum(counts) < capacity
         graph.replay()
         expected = value_and_gradients(composite_all, {n: x.detach() for n, x in inputs.items()}, grads)
-        for a, e in zip((*values, *gradients), expected, strict=True):
-            assert torch.equal(a, e)
+        torch.testing.assert_close((*values, *gradients), expected, rtol=0, atol=0)
 
 
 # --- values that are not finite
@@ -377,8 +374,7 @@ def test_behind_the_end_of_a_ray_anything_may_lie(device, value, what):
         torch.manual_seed(0)
         actual = value_and_gradients(composite_all, broken, grads)
         expected = value_and_gradients(composite_all, inputs, grads)
-        for one, other in zip(actual, expected, strict=True):
-            assert torch.equal(one, other)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

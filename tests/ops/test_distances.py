@@ -171,8 +171,7 @@ def test_images_one_after_another_are_images_at_once():
     for part in (slice(0, 2), slice(2, 2), slice(2, 5)):
         given = {"weights": weights[part], "colors": colors[part], **options}
         fused = ops.integrate_depth(depths[part], poses[part], pinholes[part], BOX, fused, **given)
-    for one, other in zip(fused, at_once, strict=True):
-        torch.testing.assert_close(one, other, equal_nan=True)
+    torch.testing.assert_close(fused, at_once, equal_nan=True)
     with pytest.raises(ValueError, match="into must have colors of 0 channels, got 2"):
         ops.integrate_depth(depths, poses, pinholes, BOX, fused, **options)
 

@@ -97,8 +97,7 @@ def test_a_ray_that_shows_nothing_has_the_gradient_of_a_black_one(device):
         opacity[1::2] = faint
         inputs = leaves(rgb, opacity)
         grads.append(torch.autograd.grad(pixel_colors(*inputs, background, 2).square().sum(), inputs))
-    for a, b in zip(*grads, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-9)
 
 
 def test_pixels_without_matter_are_background_with_the_gradient_of_values(device):

@@ -193,8 +193,7 @@ def test_rays_of_cameras_have_derivatives_in_poses_and_intrinsics():
             results = cast(poses, pinholes, index, pixels.double())
         torch.autograd.backward(results, tuple(grads.to(poses.dtype)))
         into += [poses.grad.double(), pinholes.grad.double()]
-    for value, want in zip(found, exact, strict=True):
-        torch.testing.assert_close(value, want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-5)
 
 
 def test_rays_without_gradient_render_as_before(device):

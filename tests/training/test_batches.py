@@ -285,8 +285,7 @@ def test_images_on_the_host_give_the_same_batches(split, masked):
         again = draw(sampler, 300, BOX.to(device), sampler.cameras)
         depth = sampler.look_up("depth", numbers)
         drawn.append((rays.origins, rays.directions, rgba, numbers, depth, again[1], again[2]))
-    for one, other in zip(*drawn, strict=True):
-        assert torch.equal(one, other)
+    torch.testing.assert_close(*drawn, rtol=0, atol=0)
 
 
 def test_data_of_pixels_is_read_from_the_host_once(split, monkeypatch):

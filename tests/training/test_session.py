@@ -189,8 +189,7 @@ def test_the_scale_of_the_loss_does_not_matter(make_session, model):
         options = (f"trainer.loss_scale={scale}", f"optimizer.eps={1e-10 * scale}")
         session = fitted(make_session(*model, *variation_of(model), *options))
         fields.append(session.field)
-    for one, other in zip(*(field.parameters() for field in fields), strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(*([*field.parameters()] for field in fields))
 
 
 @pytest.mark.parametrize(
