@@ -82,6 +82,24 @@ def frame(**changes: Any) -> list[dict[str, Any]]:
     return [{"camera_to_world": IDENTITY, "fov": 90.0} | changes]
 
 
+POSE = "'camera_to_world' must "
+RIGID = f"{POSE}be a rotation with a translation, "
+# Keys of the only frame, and what is said of them.
+FRAMES = [
+    ({"render_time": 1e300}, r"'render_time' must be a number .*, got 1e\+300"),
+    ({"fov": 180}, "'fov' must be a number from 0.01 to 179, got 180"),
+    ({"fov": 1e-300}, "'fov' must be a number from 0.01 to 179, got 1e-300"),
+    ({"fov": "wide"}, "'fov' must be a number from 0.01 to 179, got 'wide'"),
+    ({"camera_to_world": [1, 2]}, POSE + r"be 16 finite numbers, row by row, got \[1, 2\]"),
+    ({"camera_to_world": [math.nan] * 16}, f"{POSE}be 16 finite numbers"),
+    ({"camera_to_world": [10**400] * 16}, f"{POSE}be 16 finite numbers"),
+    ({"camera_to_world": [0.0] * 15 + [1.0]}, f"{RIGID}with orthonormal axes"),
+    ({"camera_to_world": [*(2 * value for value in IDENTITY[:12]), 0, 0, 0, 1]}, f"{RIGID}with orthonormal axes"),
+    ({"camera_to_world": [-1.0, *IDENTITY[1:]]}, f"{RIGID}not a mirror image"),
+    ({"camera_to_world": [*IDENTITY[:12], 0, 0, 0, 2]}, POSE + r"have \(0, 0, 0, 1\) as its last row"),
+]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -101,37 +119,12 @@ def frame(**changes: Any) -> list[dict[str, Any]]:
             {"camera_path": [*frame(render_time=1), *frame()]},
             r"camera_path\[1\]: 'render_time' must be a number from .*, got None",
         ),
+        *(({"camera_path": frame(**changes)}, rf"camera_path\[0\]: {message}") for changes, message in FRAMES),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, changes, message):
     path = written(tmp_path, **changes)
     with pytest.raises(ValueError, match=f"^{path}: {message}"):
-        read_camera_path(path)
-
-
-POSE = "'camera_to_world' must "
-RIGID = f"{POSE}be a rotation with a translation, "
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"render_time": 1e300}, r"'render_time' must be a number .*, got 1e\+300"),
-        ({"fov": 180}, "'fov' must be a number from 0.01 to 179, got 180"),
-        ({"fov": 1e-300}, "'fov' must be a number from 0.01 to 179, got 1e-300"),
-        ({"fov": "wide"}, "'fov' must be a number from 0.01 to 179, got 'wide'"),
-        ({"camera_to_world": [1, 2]}, POSE + r"be 16 finite numbers, row by row, got \[1, 2\]"),
-        ({"camera_to_world": [math.nan] * 16}, f"{POSE}be 16 finite numbers"),
-        ({"camera_to_world": [10**400] * 16}, f"{POSE}be 16 finite numbers"),
-        ({"camera_to_world": [0.0] * 15 + [1.0]}, f"{RIGID}with orthonormal axes"),
-        ({"camera_to_world": [*(2 * value for value in IDENTITY[:12]), 0, 0, 0, 1]}, f"{RIGID}with orthonormal axes"),
-        ({"camera_to_world": [-1.0, *IDENTITY[1:]]}, f"{RIGID}not a mirror image"),
-        ({"camera_to_world": [*IDENTITY[:12], 0, 0, 0, 2]}, POSE + r"have \(0, 0, 0, 1\) as its last row"),
-    ],
-)
-def test_what_is_wrong_is_named_with_its_frame(tmp_path, changes, message):
-    path = written(tmp_path, camera_path=frame(**changes))
-    with pytest.raises(ValueError, match=rf"^{path}: camera_path\[0\]: {message}"):
         read_camera_path(path)
 
 

@@ -180,12 +180,6 @@ def test_update_needs_no_gradient(device):
     assert "occupied" in dict(grid.named_buffers())
 
 
-def test_update_moves_the_box(device):
-    grid = OccupancyGrid(2, BOX).to(device)
-    grid.update_from_vertices(torch.rand(3, 3, 3, device=device), BOX.to(device) / 2, STEP, THRESHOLD)
-    assert torch.equal(grid.aabb.cpu(), BOX / 2)
-
-
 @pytest.mark.parametrize("seen", ["vertices", "samples"])
 def test_a_thin_mist_loses_the_cells_from_which_it_has_gone(device, seen):
     def occupied(mist, denser, share):
