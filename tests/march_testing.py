@@ -1,8 +1,27 @@
-"""Comparing the samples of two marches."""
+"""Rays to march along, and comparing the samples of two marches."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def slanted_rays(box: Tensor, count: int, reach: float) -> tuple[Tensor, Tensor]:
+    """Oblique, axis-parallel and plane-parallel rays: from up to a distance through a box, from inside, and past it."""
+    low, high = box
+    inside = low + (high - low) * torch.rand(count, 3)
+    directions = torch.randn(count, 3)
+    directions[::5, 0] = 0.0
+    directions[::3, 2] = -0.0
+    directions[::15, 1] = 1.0 - 2.0 * (torch.arange(0, count, 15) % 2)
+    directions = F.normalize(directions, dim=-1)
+    back = reach * torch.rand(count, 1)
+    back[::4] = 0.0  # start inside
+    origins = inside - back * directions
+    origins[::7] += 5 * reach  # miss
+    return origins, directions
+
 
 # A float32 position may fall into the neighbouring cell, or on the other side of `far`, this close to the border.
 CELL_TOLERANCE = 1e-4

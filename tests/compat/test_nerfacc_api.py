@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from march_testing import slanted_rays
 from torch.nn import functional as F
 
 import voxelfield.compat.nerfacc as nerfacc
@@ -25,18 +26,7 @@ def levels_of(count):
 
 
 def make_rays(count=40):
-    """Oblique and axis-parallel rays: from outside, from inside, and past the boxes."""
-    inside = BOX[:3] + (BOX[3:] - BOX[:3]) * torch.rand(count, 3)
-    directions = torch.randn(count, 3)
-    directions[::5, 0] = 0.0
-    directions[::3, 2] = -0.0
-    directions[::15, 1] = 1.0
-    directions = F.normalize(directions, dim=-1)
-    back = 6 * torch.rand(count, 1)
-    back[::4] = 0.0
-    origins = inside - back * directions
-    origins[::7] += 30.0
-    return origins, directions
+    return slanted_rays(BOX.view(2, 3), count, 6.0)
 
 
 class AtAFaceError(Exception):

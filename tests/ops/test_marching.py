@@ -7,9 +7,8 @@ import math
 import pytest
 import reference
 import torch
-from march_testing import assert_same_samples
+from march_testing import assert_same_samples, slanted_rays
 from op_testing import never_synchronising
-from torch.nn import functional as F
 
 from voxelfield import _library
 from voxelfield.ops import PackedSamples, march_rays, pack_occupancy
@@ -21,18 +20,8 @@ NAMES = ("origins", "directions", "near", "far", "occupied", "aabb")
 
 
 def make_rays(count):
-    """Oblique, axis-parallel and plane-parallel rays: through the box, from inside it, past it, and of no length."""
-    low, high = BOX
-    inside = low + (high - low) * torch.rand(count, 3)
-    directions = torch.randn(count, 3)
-    directions[::5, 0] = 0.0
-    directions[::3, 2] = -0.0
-    directions[::15, 1] = 1.0 - 2.0 * (torch.arange(0, count, 15) % 2)
-    directions = F.normalize(directions, dim=-1)
-    back = 2.0 * torch.rand(count, 1)
-    back[::4] = 0.0  # start inside
-    origins = inside - back * directions
-    origins[::7] += 10.0  # miss
+    """Rays of all kinds, some of no length."""
+    origins, directions = slanted_rays(BOX, count, 2.0)
     near = 0.3 * torch.rand(count)
     far = near + 3.0 * torch.rand(count)
     far[::11] = near[::11]
