@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from room_corner import corner_cameras, write_photographs
+from room_corner import corner_cameras, write_photographs, write_transforms
 from short_runs import TINY
 
 OVERRIDES = (*TINY[2:], "data.holdout=4", "trainer.image_size=24", "trainer.evaluation.views=null")
@@ -15,10 +14,4 @@ def write_capture(folder: Path, count: int = 12) -> None:
     """Writes photographs of the corner of a room, which were taken on the way from one wall to the other."""
     cameras = corner_cameras(count, 32, 24)
     write_photographs(folder / "images", cameras)
-    fx, fy, cx, cy = cameras.intrinsics[0].tolist()
-    frames = [
-        {"file_path": f"images/view_{index:02d}.png", "transform_matrix": pose.tolist()}
-        for index, pose in enumerate(cameras.c2w)
-    ]
-    lens = {"w": 32, "h": 24, "fl_x": fx / 10, "fl_y": fy / 10, "cx": cx, "cy": cy}
-    (folder / "transforms.json").write_text(json.dumps({**lens, "frames": frames}))
+    write_transforms(folder, cameras, zoom=0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -55,3 +56,14 @@ def write_photographs(folder: Path, cameras: Cameras) -> None:
     folder.mkdir(parents=True)
     for index, picture in enumerate(photograph(cameras)):
         picture.save(folder / f"view_{index:02d}.png")
+
+
+def write_transforms(folder: Path, cameras: Cameras, zoom: float = 1.0) -> None:
+    """Writes nerfstudio's file of cameras whose photographs lie in ``images``, with other focal lengths if wanted."""
+    fx, fy, cx, cy = cameras.intrinsics[0].tolist()
+    frames = [
+        {"file_path": f"images/view_{index:02d}.png", "transform_matrix": pose.tolist()}
+        for index, pose in enumerate(cameras.c2w)
+    ]
+    lens = {"w": cameras.width, "h": cameras.height, "fl_x": zoom * fx, "fl_y": zoom * fy, "cx": cx, "cy": cy}
+    (folder / "transforms.json").write_text(json.dumps({**lens, "frames": frames}))

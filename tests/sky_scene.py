@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from PIL import Image
+from room_corner import write_transforms
 from torch import Tensor
 
 import voxelfield
@@ -49,11 +49,6 @@ def write_photographs(folder: Path, image_size: int, views: int) -> None:
     """Writes training views of :func:`bricks_under_sky` as a capture in nerfstudio's format."""
     split = bricks_under_sky(image_size, views).train
     (folder / "images").mkdir(parents=True)
-    frames = []
-    for index, pose in enumerate(split.cameras.c2w):
-        name = f"images/view_{index:02d}.png"
-        Image.fromarray(split.image(index)[..., :3].numpy()).save(folder / name)
-        frames.append({"file_path": name, "transform_matrix": pose.tolist()})
-    fx, fy, cx, cy = split.cameras.intrinsics[0].tolist()
-    lens = {"w": split.cameras.width, "h": split.cameras.height, "fl_x": fx, "fl_y": fy, "cx": cx, "cy": cy}
-    (folder / "transforms.json").write_text(json.dumps({**lens, "frames": frames}))
+    for index in range(len(split)):
+        Image.fromarray(split.image(index)[..., :3].numpy()).save(folder / "images" / f"view_{index:02d}.png")
+    write_transforms(folder, split.cameras)

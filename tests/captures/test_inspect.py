@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFilter
-from room_corner import corner_cameras, photograph, write_photographs
+from room_corner import corner_cameras, photograph, write_photographs, write_transforms
 
 import voxelfield
 from voxelfield.captures.capture import fingerprint, read_capture
@@ -43,13 +43,7 @@ def capture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A capture of nerfstudio's kind, of the corner of a room."""
     folder = tmp_path_factory.mktemp("scenes") / "corner"
     write_photographs(folder / "images", CAMERAS)
-    fx, fy, cx, cy = CAMERAS.intrinsics[0].tolist()
-    frames = [
-        {"file_path": f"images/view_{index:02d}.png", "transform_matrix": pose.tolist()}
-        for index, pose in enumerate(CAMERAS.c2w)
-    ]
-    meta = {"fl_x": fx, "fl_y": fy, "cx": cx, "cy": cy, "frames": frames}
-    (folder / "transforms.json").write_text(json.dumps(meta))
+    write_transforms(folder, CAMERAS)
     return folder
 
 
