@@ -35,7 +35,7 @@ _OPTIONS = (
 )
 
 
-def eventually(condition: Callable[[], object], what: str) -> None:
+def eventually(condition: Callable[[], object], what: str = "a condition") -> None:
     """Waits until something is so."""
     deadline = time.monotonic() + PATIENCE
     while not condition():

@@ -31,6 +31,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def event_files_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of files that are begun in one second, TensorBoard reads the tenth of a process before the ninth."""
+    writer = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
+    monkeypatch.setattr(writer, "_global_uid", writer.AtomicCounter(0))
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Each device that the op has kernels for."""

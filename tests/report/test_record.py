@@ -95,13 +95,6 @@ def test_a_run_has_finished_when_its_metrics_were_written(tmp_path):
     assert re.fullmatch(r"\d{4}-\d\d-\d\d at \d\d:\d\d \(UTC[+-]\d{4}\)", read(tmp_path).finished)
 
 
-@pytest.fixture
-def _event_files_in_order(monkeypatch):
-    """Of files that are begun in one second, TensorBoard reads the tenth of a process before the ninth."""
-    writer = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
-    monkeypatch.setattr(writer, "_global_uid", writer.AtomicCounter(0))
-
-
 def test_the_history_is_what_was_recorded(tmp_path):
     logger = TensorBoardLogger(tmp_path)
     for step in range(1, 2001):
@@ -114,7 +107,7 @@ def test_the_history_is_what_was_recorded(tmp_path):
     assert history["loss/rgb"][-1] == (2000, torch.tensor(1 / 2000).item())
 
 
-@pytest.mark.usefixtures("_event_files_in_order")
+@pytest.mark.usefixtures("event_files_in_order")
 def test_what_an_interrupted_run_logged_too_much_is_left_out(tmp_path):
     first = TensorBoardLogger(tmp_path)
     for step in (1, 2, 3, 4):

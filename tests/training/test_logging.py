@@ -18,12 +18,7 @@ from voxelfield.runs.train import build_logger, train_as_configured
 from voxelfield.settings import RunConfig, preset
 from voxelfield.settings.schema import LoggerConfig, parse_recorded
 
-
-@pytest.fixture(autouse=True)
-def _event_files_in_order(monkeypatch):
-    """Of files that are begun in one second, TensorBoard reads the tenth of a process before the ninth."""
-    writer = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
-    monkeypatch.setattr(writer, "_global_uid", writer.AtomicCounter(0))
+pytestmark = pytest.mark.usefixtures("event_files_in_order")
 
 
 def _events(directory):

@@ -12,6 +12,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from chromium import eventually
 from viewer_scene import served_page
 
 pytest.importorskip("viser")
@@ -61,13 +62,6 @@ def upgrade() -> bytes:
     import viser
 
     return OPENING + f"Sec-WebSocket-Protocol: viser-v{viser.__version__}\r\n\r\n".encode()
-
-
-def eventually(condition) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def controls(page) -> dict:
