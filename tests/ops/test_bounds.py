@@ -318,31 +318,33 @@ def make_walk(device, rays):
 
 
 # Another length of these is another valid call, or one whose contents alone are in doubt; or they are single numbers.
-FREE = {("append_view", "directions"), ("pixel_rays", "index")}
-FREE |= {(op, "occupied") for op in ("pack_occupancy", "empty_distance")}
-FREE |= {(op, "ray_offsets") for op in ("count_visible_samples", "ray_light", "ray_light_backward", "composite")}
-FREE |= {("render_baked_image", "blocks"), ("render_baked_image", "values")}
-FREE |= {("sum_along_rays", "values"), ("sum_along_rays", "ray_offsets"), ("scan_along_rays", "ray_offsets")}
-FREE |= {("color_error", "truth"), ("color_error_backward", "truth")}
-FREE |= {("color_error", "rays_kept"), ("color_error_backward", "rays_kept"), ("color_error_backward", "grad")}
-FREE |= {("atlas_coordinates", "points"), ("atlas_coordinates", "blocks")}
-FREE |= {("sum_duplicates_", name) for name in ("sums", "copies", "begins")}
-FREE |= {("render_grid_image", "grid"), ("render_grid_backward", "grid")}
-
-FREE |= {
-    ("sample_trilinear", "points"),
-    ("scan_along_rays", "values"),
-    ("scan_along_rays", "factors"),
-    ("mlp", "input"),
-    ("render_grid", "grid"),
-}
-FREE |= {("place_in_box", "points")} | {("sample_in_box", name) for name in ("grid", "points")}
-FREE |= {("sample_separable", name) for name in ("grid", "points")} | {("point_gradient_separable", "grid")}
-FREE |= {("lens_rays", "points"), ("lens_points", "rays")}
-FREE |= {("integrate_rays", "grid"), ("line_gradient", "grid"), ("first_crossing", "grid")}
-FREE |= {("active_tiles_", name) for name in ("occupied", "tiles", "count")}
-FREE |= {
-    (f"{op}_vertices_", name) for op in ("touched", "pack", "unpack") for name in ("grad", "grid", "table", "packed")
+FREE = {
+    (op, argument)
+    for argument, ops_of_it in {
+        "points": "atlas_coordinates lens_rays place_in_box sample_in_box sample_separable sample_trilinear",
+        "grid": "first_crossing integrate_rays line_gradient point_gradient_separable render_grid render_grid_backward "
+        "render_grid_image sample_in_box sample_separable pack_vertices_ touched_vertices_ unpack_vertices_",
+        "occupied": "active_tiles_ empty_distance pack_occupancy",
+        "ray_offsets": "composite count_visible_samples ray_light ray_light_backward scan_along_rays sum_along_rays",
+        "values": "render_baked_image scan_along_rays sum_along_rays",
+        "blocks": "atlas_coordinates render_baked_image",
+        "truth": "color_error color_error_backward",
+        "rays_kept": "color_error color_error_backward",
+        "grad": "color_error_backward pack_vertices_ touched_vertices_ unpack_vertices_",
+        "table": "pack_vertices_ touched_vertices_ unpack_vertices_",
+        "packed": "pack_vertices_ touched_vertices_ unpack_vertices_",
+        "tiles": "active_tiles_",
+        "count": "active_tiles_",
+        "sums": "sum_duplicates_",
+        "copies": "sum_duplicates_",
+        "begins": "sum_duplicates_",
+        "directions": "append_view",
+        "index": "pixel_rays",
+        "factors": "scan_along_rays",
+        "input": "mlp",
+        "rays": "lens_points",
+    }.items()
+    for op in ops_of_it.split()
 }
 
 # Numbers in tensors, a tensor that stands for its device, and one of any shape.
@@ -422,15 +424,8 @@ NUMBERS = {
 
 
 WITH_NUMBERS = [
-    *(
-        "count_ray_samples",
-        "place_ray_samples",
-        "count_visible_samples",
-        "ray_light",
-        "ray_light_backward",
-        "composite",
-    ),
-    *("composite_backward", "render_grid", "render_grid_backward", "render_grid_image"),
+    *("count_ray_samples", "place_ray_samples", "count_visible_samples", "ray_light", "ray_light_backward"),
+    *("composite", "composite_backward", "render_grid", "render_grid_backward", "render_grid_image"),
 ]
 
 
