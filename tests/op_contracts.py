@@ -331,6 +331,7 @@ def equal_rays(function: Callable[..., Any], *names: str, **options: Any) -> Con
 
 
 LIMIT = {"min_transmittance": 0.5}
+OF_LIGHT = {"ray": ("density", "dt"), "alpha": ("alpha",)}
 RAYS = {
     "composite": Contract(
         call=partial(ops.composite, distortion=True, **LIMIT),
@@ -350,30 +351,16 @@ RAYS = {
         reference=partial(reference.composite_alphas, **LIMIT),
         dtypes=EVERY,
     ),
-    "ray_weights": Contract(
-        call=partial(ops.ray_weights, **LIMIT),
-        make=lambda n: samples(n, "density", "dt"),
-        reference=lambda **x: reference.light(**x, **LIMIT)[0],
-        dtypes=EVERY,
-    ),
-    "ray_transmittance": Contract(
-        call=partial(ops.ray_transmittance, **LIMIT),
-        make=lambda n: samples(n, "density", "dt"),
-        reference=lambda **x: reference.light(**x, **LIMIT)[1],
-        dtypes=EVERY,
-    ),
-    "alpha_weights": Contract(
-        call=partial(ops.alpha_weights, **LIMIT),
-        make=lambda n: samples(n, "alpha"),
-        reference=lambda **x: reference.light(**x, **LIMIT)[0],
-        dtypes=EVERY,
-    ),
-    "alpha_transmittance": Contract(
-        call=partial(ops.alpha_transmittance, **LIMIT),
-        make=lambda n: samples(n, "alpha"),
-        reference=lambda **x: reference.light(**x, **LIMIT)[1],
-        dtypes=EVERY,
-    ),
+    **{
+        f"{kind}_{what}": Contract(
+            call=partial(getattr(ops, f"{kind}_{what}"), **LIMIT),
+            make=lambda n, names=names: samples(n, *names),
+            reference=lambda which=which, **x: reference.light(**x, **LIMIT)[which],
+            dtypes=EVERY,
+        )
+        for kind, names in OF_LIGHT.items()
+        for which, what in enumerate(("weights", "transmittance"))
+    },
     "sum_along_rays": Contract(
         call=ops.sum_along_rays,
         make=lambda n: samples(n, "values", "weights"),
@@ -406,11 +393,12 @@ RAYS = {
         dtypes=WIDE,
     ),
     "composite, equal rays": equal_rays(ops.composite, "density", "rgb", "t", "dt", distortion=True),
-    "ray_weights, equal rays": equal_rays(ops.ray_weights, "density", "dt"),
-    "ray_transmittance, equal rays": equal_rays(ops.ray_transmittance, "density", "dt"),
     "composite_alphas, equal rays": equal_rays(ops.composite_alphas, "alpha", "rgb", "t"),
-    "alpha_weights, equal rays": equal_rays(ops.alpha_weights, "alpha"),
-    "alpha_transmittance, equal rays": equal_rays(ops.alpha_transmittance, "alpha"),
+    **{
+        f"{kind}_{what}, equal rays": equal_rays(getattr(ops, f"{kind}_{what}"), *names)
+        for kind, names in OF_LIGHT.items()
+        for what in ("weights", "transmittance")
+    },
     "offsets_from_ray_index": Contract(
         call=ops.offsets_from_ray_index,
         make=lambda n: {"ray_index": torch.arange(n) // 3, "rays": n},
@@ -620,13 +608,6 @@ COLORS = {
         dtypes=WIDE,
         on_cuda=(torch.float16,),
     ),
-    "mlp, count": Contract(
-        call=ops.mlp,
-        make=lambda n: {"input": rand(n, 5), "weights": [rand(7, 5), rand(3, 7) - 0.5], "count": torch.tensor(5)},
-        reference=reference.network,
-        dtypes=WIDE,
-        on_cuda=(torch.float16,),
-    ),
     "append_view": Contract(
         call=append_view,
         make=lambda n: {
@@ -679,6 +660,8 @@ COLORS = {
     ),
 }
 
+COLORS["mlp, count"] = replace(COLORS["mlp"], make=lambda n: COLORS["mlp"].make(n) | {"count": torch.tensor(5)})
+
 # --- space, lenses and images
 
 MARCHED = "tests/ops/test_marching.py"
@@ -709,15 +692,6 @@ SPACE = {
         call=march_visible,
         make=lambda n: (
             rays(n) | {"occupied": cells(), "aabb_occupancy": BOX, **pyramid(), **OF_PYRAMID, "capacity": 500}
-        ),
-        reference="tests/ops/test_march_visible.py",
-        blamed="march_visible|pack_occupancy",
-    ),
-    "march_visible, roulette": Contract(
-        call=march_visible,
-        make=lambda n: (
-            rays(n)
-            | {"occupied": cells(), "aabb_occupancy": BOX, **pyramid(), **OF_PYRAMID, "capacity": 500, "roulette": 0.5}
         ),
         reference="tests/ops/test_march_visible.py",
         blamed="march_visible|pack_occupancy",
@@ -824,6 +798,9 @@ SPACE = {
     ),
 }
 
+SPACE["march_visible, roulette"] = replace(
+    SPACE["march_visible"], make=lambda n: SPACE["march_visible"].make(n) | {"roulette": 0.5}
+)
 for name in ("march_visible", "render_pyramid_image"):
     SPACE[f"{name}, pieces"] = replace(SPACE[name], call=partial(SPACE[name].call, boxes=BOXES), any_size=False)
 SPACE["render_grid, distances"] = replace(
