@@ -13,10 +13,12 @@ from torch.nn import functional as F
 
 from voxelfield import ops
 from voxelfield.ops._internal.rays import empty_distance
+from voxelfield.rendering.cameras import Cameras
 
 OCCUPANCY_BOX = torch.tensor([[-1.0, -0.8, -1.2], [1.0, 1.1, 0.9]])
 PYRAMID_BOX = torch.tensor([[-0.9, -0.8, -1.0], [1.0, 0.9, 0.9]])  # not the same: samples outside see its faces
 STEP = 0.06
+WIDTH, HEIGHT = 45, 26
 
 CELLS = {
     "bits": ops.pack_occupancy,
@@ -52,6 +54,16 @@ def make_rays(count: int) -> dict[str, Tensor]:
     far = near + 3.0
     far[::11] = near[::11]
     return {"origins": origins, "directions": directions, "near": near, "far": far}
+
+
+def make_levels(count: int, dtype: torch.dtype) -> list[Tensor]:
+    return [torch.randn(5 + 4 * level, 4 + 3 * level, 6 + 5 * level, 4).to(dtype) for level in range(count)]
+
+
+def make_camera(device: torch.device | str = "cpu") -> Cameras:
+    """A camera, turned about all axes, that sees the box and what is beside it."""
+    c2w = torch.tensor([[0.8, -0.36, 0.48, 1.6], [0.6, 0.48, -0.64, -2.1], [0.0, 0.8, 0.6, 2.0], [0.0, 0.0, 0.0, 1.0]])
+    return Cameras(c2w[None], torch.tensor([[40.0, 42.0, 21.0, 14.0]]), WIDTH, HEIGHT).to(device)
 
 
 def make_weights(*widths: int) -> list[Tensor]:

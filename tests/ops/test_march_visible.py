@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from op_contracts import BOXES
 from pyramid_scene import (
     CELLS,
     OCCUPANCY_BOX,
@@ -15,6 +16,7 @@ from pyramid_scene import (
     WEIGHT_TOLERANCE,
     exact_geometry,
     exact_network,
+    make_levels,
     make_rays,
     make_weights,
     of_dense_levels,
@@ -27,12 +29,10 @@ from voxelfield import ops
 from voxelfield.ops._internal.fields import march_visible
 from voxelfield.ops._internal.rays import march_pieces
 from voxelfield.ops._internal.stencil import atlas_coordinates
-from voxelfield.warps.nested_boxes import NestedBoxes
 
 INITIAL = 8.0
 LIMITS = {"min_transmittance": 1e-4, "min_weight": 1e-3}
 
-BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).op_arguments
 either_boxes = pytest.mark.parametrize("boxes", [[], BOXES], ids=["one box", "nested boxes"])
 
 
@@ -41,7 +41,7 @@ def make_scene(count=200, levels=3, width=64, dtype=torch.float16, fraction=0.6)
         **make_rays(count),
         "occupied": torch.rand(6, 5, 7) < fraction,
         "aabb_occupancy": OCCUPANCY_BOX,
-        "levels": [torch.randn(5 + 4 * level, 4 + 3 * level, 6 + 5 * level, 4).to(dtype) for level in range(levels)],
+        "levels": make_levels(levels, dtype),
         "aabb": PYRAMID_BOX,
         "density_weights": make_weights(4 * levels, width, 16),
     }

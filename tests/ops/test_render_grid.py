@@ -9,7 +9,7 @@ import reference
 import torch
 from image_ops import render_grid_image
 from op_testing import deterministic
-from pyramid_scene import CELLS, OCCUPANCY_BOX, STEP, make_rays, on
+from pyramid_scene import CELLS, HEIGHT, OCCUPANCY_BOX, STEP, WIDTH, make_camera, make_rays, on
 from pyramid_scene import PYRAMID_BOX as GRID_BOX
 from torch.nn import functional as F
 
@@ -18,7 +18,6 @@ from voxelfield.fields.decoders import SHDecoder, spherical_harmonics
 from voxelfield.fields.density import DensityActivation
 from voxelfield.ops._internal.fields import pack_sh_grid
 from voxelfield.ops._internal.rays import empty_distance
-from voxelfield.rendering.cameras import Cameras
 
 SCALE, SHIFT = 20.0, -1.5
 DEGREES = [0, 1, 2, 3]
@@ -106,11 +105,20 @@ def test_any_number_of_rays(device, count):
     assert_rendered(rendered, [x[chosen] for x in expected])
 
 
-@pytest.mark.parametrize("min_transmittance", [0.0, 0.3])
-def test_rays_stop(device, min_transmittance):
-    scene = make_scene()
-    rendered = ops.render_grid(**on(device, scene), **settings(min_transmittance=min_transmittance))
-    assert_rendered(rendered, by_steps(scene, scene["grid"].double(), 2, min_transmittance=min_transmittance))
+@pytest.mark.parametrize(
+    ("degree", "of_scene", "limits"),
+    [
+        (2, {}, {"min_transmittance": 0.0}),
+        (2, {}, {"min_transmittance": 0.3}),
+        (2, {"resolution": (1, 1, 1)}, {}),
+        *((degree, {"channels": 56}, {}) for degree in DEGREES),
+    ],
+    ids=["rays go on", "rays stop", "one vertex", *(f"padding channels, degree {degree}" for degree in DEGREES)],
+)
+def test_other_scenes_and_limits_match_the_separate_steps(device, degree, of_scene, limits):
+    scene = make_scene(degree=degree, **of_scene)
+    rendered = ops.render_grid(**on(device, scene), **settings(degree, **limits))
+    assert_rendered(rendered, by_steps(scene, scene["grid"].double(), degree, **limits))
 
 
 def test_faint_samples_are_left_out(device):
@@ -120,13 +128,6 @@ def test_faint_samples_are_left_out(device):
     expected = by_steps(scene, grid, 2, min_weight=0.05)
     assert (expected[1] - by_steps(scene, grid, 2)[1]).abs().max() > 0.05
     assert_rendered(rendered, expected)
-
-
-@pytest.mark.parametrize("degree", DEGREES)
-def test_padding_channels_are_ignored(device, degree):
-    scene = make_scene(degree=degree, channels=56)
-    rendered = ops.render_grid(**on(device, scene), **settings(degree))
-    assert_rendered(rendered, by_steps(scene, scene["grid"].double(), degree))
 
 
 def test_density_of_its_own(device):
@@ -203,12 +204,6 @@ def test_no_rays(device):
     assert not scene["grid"].grad.any()
 
 
-def test_a_grid_of_one_vertex(device):
-    scene = make_scene(resolution=(1, 1, 1))
-    rendered = ops.render_grid(**on(device, scene), **settings())
-    assert_rendered(rendered, by_steps(scene, scene["grid"].double(), 2))
-
-
 def test_agrees_with_the_decoder(device):
     scene = on(device, make_scene())
     activation = DensityActivation(scale=3.0, initial=0.5)
@@ -263,13 +258,6 @@ def test_gradient_of_any_number_of_rays_and_channels(device, channels, count):
 
 
 # --- images
-
-WIDTH, HEIGHT = 45, 26
-
-
-def make_camera(device):
-    c2w = torch.tensor([[0.8, -0.36, 0.48, 1.6], [0.6, 0.48, -0.64, -2.1], [0.0, 0.8, 0.6, 2.0], [0.0, 0.0, 0.0, 1.0]])
-    return Cameras(c2w[None], torch.tensor([[40.0, 42.0, 21.0, 14.0]]), WIDTH, HEIGHT).to(device)
 
 
 @pytest.mark.covering("degree dtype")

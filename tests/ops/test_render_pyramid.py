@@ -8,11 +8,15 @@ import torch
 from image_ops import render_pyramid_image
 from pyramid_scene import (
     CELLS,
+    HEIGHT,
     OCCUPANCY_BOX,
     PYRAMID_BOX,
     STEP,
+    WIDTH,
     exact_geometry,
     exact_network,
+    make_camera,
+    make_levels,
     make_weights,
     on,
     pyramid_dtypes,
@@ -21,12 +25,9 @@ from pyramid_scene import (
 from voxelfield import ops
 from voxelfield.fields.decoders import spherical_harmonics
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.warps.nested_boxes import NestedBoxes
 
-WIDTH, HEIGHT = 45, 26
 INITIAL = 8.0
 BACKGROUND = torch.tensor([1.0, 0.5, 0.25])
-BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).op_arguments
 SETTINGS = {"step": STEP, "density_initial": INITIAL, "min_weight": 1e-3}
 
 # What a pixel may be off by, in the mean and all but one in a hundred: rays made by other roundings enter a cell a
@@ -35,18 +36,13 @@ MEAN_ERROR = {torch.float32: 5e-5, torch.float16: 5e-4}
 MAX_ERROR = {torch.float32: 1e-3, torch.float16: 5e-3}
 
 
-def make_camera(device="cpu"):
-    c2w = torch.tensor([[0.8, -0.36, 0.48, 1.6], [0.6, 0.48, -0.64, -2.1], [0.0, 0.8, 0.6, 2.0], [0.0, 0.0, 0.0, 1.0]])
-    return Cameras(c2w[None], torch.tensor([[40.0, 42.0, 21.0, 14.0]]), WIDTH, HEIGHT).to(device)
-
-
 def make_scene(levels=3, width=64, hidden=2, degree=3, dtype=torch.float16, fraction=0.6):
     basis = (degree + 1) ** 2
     return {
         "background": BACKGROUND,
         "occupied": torch.rand(6, 5, 7) < fraction,
         "aabb_occupancy": OCCUPANCY_BOX,
-        "levels": [torch.randn(5 + 4 * level, 4 + 3 * level, 6 + 5 * level, 4).to(dtype) for level in range(levels)],
+        "levels": make_levels(levels, dtype),
         "aabb": PYRAMID_BOX,
         "density_weights": make_weights(4 * levels, width, 16),
         "color_weights": make_weights(16 + basis, *([width] * hidden), 3),
