@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 
+import op_testing
 import pytest
 import torch
-from op_testing import DTYPES, NON_FINITE
+from op_testing import DTYPES, NON_FINITE, assert_all_match
 from tolerances import arithmetic, assert_matches
 
 from voxelfield.ops import sample_pyramid
@@ -35,18 +34,19 @@ def expected_sums(sums, values, points, **options):
     return [x.double() + gradient for x, gradient in zip(sums, gradients, strict=True)]
 
 
+def assert_added(sums, values, points, given=None, column=0, **options):
+    """Fails unless the op makes of the sums what is expected, exact to their own dtype, whatever that of the values."""
+    expected = expected_sums(sums, values, points, **options)
+    accumulate_trilinear_(sums, values if given is None else given, points, column=column, **options)
+    assert_all_match(sums, expected, [f"level {level}" for level in range(len(sums))])
+
+
 @pytest.mark.covering
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("padding", ["border", "zeros", "reflection"])
 @pytest.mark.parametrize("align_corners", [True, False])
 def test_adds_the_gradient_of_sampling(device, dtype, padding, align_corners):
-    sums, values, points = make(device, dtype)
-    options = {"padding": padding, "align_corners": align_corners}
-    expected = expected_sums(sums, values, points, **options)
-    accumulate_trilinear_(sums, values, points, **options)
-    for level, (total, want) in enumerate(zip(sums, expected, strict=True)):
-        # the sums are exact to their own dtype, whatever that of the values
-        assert_matches(total, want, f"level {level}")
+    assert_added(*make(device, dtype), padding=padding, align_corners=align_corners)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -55,10 +55,7 @@ def test_values_may_have_other_columns(device, dtype, column, deterministic):
     sums, values, points = make(device, dtype)
     wide = torch.full((len(values), values.shape[1] + 12), torch.nan, dtype=values.dtype, device=device)
     wide[:, column : column + values.shape[1]] = values
-    expected = expected_sums(sums, values, points)
-    accumulate_trilinear_(sums, wide, points, column=column)
-    for level, (total, want) in enumerate(zip(sums, expected, strict=True)):
-        assert_matches(total, want, f"level {level}")
+    assert_added(sums, values, points, wide, column)
 
 
 def test_columns_that_are_missing_are_refused(device):
@@ -70,9 +67,8 @@ def test_columns_that_are_missing_are_refused(device):
 
 @pytest.fixture(params=[False, True], ids=["any order", "deterministic"])
 def deterministic(request):
-    torch.use_deterministic_algorithms(request.param)
-    yield request.param
-    torch.use_deterministic_algorithms(False)
+    with op_testing.deterministic(request.param):
+        yield request.param
 
 
 @pytest.mark.covering("dtype channels deterministic")
@@ -81,11 +77,7 @@ def deterministic(request):
 @pytest.mark.parametrize("padding", ["border", "zeros"])
 def test_every_grid_of_a_sum_takes_all_values(device, dtype, channels, padding, deterministic):
     sums, values, points = make(device, dtype, (channels,) * 4)
-    values, options = values[:, :channels], {"reduce": "sum", "padding": padding, "align_corners": False}
-    expected = expected_sums(sums, values, points, **options)
-    accumulate_trilinear_(sums, values, points, **options)
-    for level, (total, want) in enumerate(zip(sums, expected, strict=True)):
-        assert_matches(total, want, f"level {level}")
+    assert_added(sums, values[:, :channels], points, reduce="sum", padding=padding, align_corners=False)
 
 
 def test_what_no_point_is_near_keeps_its_bits(device):
@@ -139,21 +131,6 @@ def test_a_slab_receives_what_its_planes_would(device, channels, dtype, padding,
     accumulate_trilinear_([slab], values, points, slabs=[(span[0], 9)], **options)
     accumulate_trilinear_([whole], values, points, **options)
     assert_same_slab(slab, whole[slice(*span)])
-
-
-FIRST = """
-import sys, torch
-from voxelfield.ops._internal.stencil import accumulate_trilinear_
-total = torch.zeros(3, 3, 3, 1, device=sys.argv[1])
-accumulate_trilinear_([total], total.new_ones(5, 1), total.new_full((5, 3), 0.5), padding="periodic")
-assert abs(float(total.sum()) - 5) < 1e-5
-"""
-
-
-def test_it_may_be_the_first_op_of_a_process(device):
-    """Kernels are loaded when the first op asks for them."""
-    done = subprocess.run([sys.executable, "-c", FIRST, str(device)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("reduce", ["concat", "sum"])

@@ -1,4 +1,4 @@
-"""Constants that C++ and Python share, read from the compiled module."""
+"""The compiled module: when it is loaded, and the constants that C++ and Python share."""
 
 from __future__ import annotations
 
@@ -12,14 +12,38 @@ from voxelfield import _library
 from voxelfield.foundation import constants
 
 
-def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+def run(code: str, *arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
+FIRST = {
+    "accumulate_trilinear_": """
+import sys, torch
+from voxelfield.ops._internal.stencil import accumulate_trilinear_
+total = torch.zeros(3, 3, 3, 1, device=sys.argv[1])
+accumulate_trilinear_([total], total.new_ones(5, 1), total.new_full((5, 3), 0.5), padding="periodic")
+assert abs(float(total.sum()) - 5) < 1e-5
+""",
+    "splat_trilinear, with its gradient": """
+import sys, torch
+from voxelfield import ops
+values = torch.ones(5, 2, device=sys.argv[1], requires_grad=True)
+ops.splat_trilinear(values, torch.full((5, 1), 0.5, device=sys.argv[1]), 3).sum().backward()
+assert float((values.grad - 1).abs().max()) < 1e-5
+""",
+}
+
+
+@pytest.mark.parametrize("op", FIRST)
+def test_an_op_may_be_the_first_one_of_a_process(device, op):
+    """Kernels are loaded when the first op asks for them, also by an autograd Function that calls the raw op."""
+    run(FIRST[op], str(device))
+
+
 @pytest.mark.slow
-def test_importing_reads_none_of_them():
+def test_importing_reads_no_constant():
     code = "import voxelfield.foundation.constants; from voxelfield import _library; print(_library.loaded_modules())"
     assert run(code) == "{}"
 

@@ -78,31 +78,31 @@ def test_value_and_gradients_match_reference(device, dtype, reduce, lookup):
     )
 
 
+def assert_sampled_as_by(sample, grids, points, reduce):
+    """Fails unless values and gradients are those of a function of grids and points that calls ops for each."""
+    inputs = leaves(*grids, points)
+    values = sample_pyramid(inputs[:-1], inputs[-1], reduce=reduce), sample(inputs[:-1], inputs[-1])
+    grad = torch.randn_like(values[0])
+    assert_all_match(*((value, *torch.autograd.grad(value, inputs, grad)) for value in values))
+
+
 @both_reductions
 @pytest.mark.parametrize("levels", [1, 2, 16])
 def test_any_number_of_levels(device, levels, reduce):
     # Both sides are ours and see the same coordinates: no need to stay clear of faces.
     grids = [torch.randn(2 + i % 5, 3, 2 + i % 3, 2, device=device, dtype=torch.float64) for i in range(levels)]
     points = torch.rand(30, 3, device=device, dtype=torch.float64) * 1.4 - 0.2
-    inputs = leaves(*grids, points)
-    actual = sample_pyramid(inputs[:-1], inputs[-1], reduce=reduce)
-    expected = one_by_one(sample_trilinear, inputs[:-1], inputs[-1], reduce)
-    assert_matches(actual.detach(), expected.detach())
-    grad = torch.randn_like(actual)
-    assert_all_match(torch.autograd.grad(actual, inputs, grad), torch.autograd.grad(expected, inputs, grad))
+    assert_sampled_as_by(lambda g, p: one_by_one(sample_trilinear, g, p, reduce), grids, points, reduce)
 
 
 @both_reductions
 def test_a_batch_is_many_calls(device, reduce):
     grids, points = make(device, channels=channels_for(reduce), batch=(2,))
-    inputs = leaves(*grids, points)
-    actual = sample_pyramid(inputs[:-1], inputs[-1], reduce=reduce)
-    expected = torch.stack(
-        [sample_pyramid([grid[b] for grid in inputs[:-1]], inputs[-1][b], reduce=reduce) for b in range(2)]
-    )
-    assert_matches(actual.detach(), expected.detach())
-    grad = torch.randn_like(actual)
-    assert_all_match(torch.autograd.grad(actual, inputs, grad), torch.autograd.grad(expected, inputs, grad))
+
+    def many_calls(grids, points):
+        return torch.stack([sample_pyramid([grid[b] for grid in grids], points[b], reduce=reduce) for b in range(2)])
+
+    assert_sampled_as_by(many_calls, grids, points, reduce)
 
 
 @every_linear_lookup

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -273,21 +271,6 @@ def test_the_same_bits(device, kernel, size):
         assert torch.equal(slopes, found[0][1])
     expected = splat_separable(values.cpu().double(), points.detach().cpu().double(), size, kernel)
     torch.testing.assert_close(found[0][0].cpu().double(), expected, rtol=1e-4, atol=1e-3)
-
-
-FIRST = """
-import sys, torch
-from voxelfield import ops
-values = torch.ones(5, 2, device=sys.argv[1], requires_grad=True)
-ops.splat_trilinear(values, torch.full((5, 1), 0.5, device=sys.argv[1]), 3).sum().backward()
-assert float((values.grad - 1).abs().max()) < 1e-5
-"""
-
-
-def test_a_splat_with_gradient_may_be_the_first_op_of_a_process(device):
-    """Kernels are loaded when the first op asks for them, also by an autograd Function that calls the raw op."""
-    done = subprocess.run([sys.executable, "-c", FIRST, str(device)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.cuda

@@ -10,7 +10,7 @@ import math
 
 import pytest
 import torch
-from op_testing import DTYPES, LINEAR_LOOKUPS, points_off_faces
+from op_testing import DTYPES, LINEAR_LOOKUPS, deterministic, points_off_faces
 from reference import sample_grid, sample_grid_with_gradient
 from tolerances import arithmetic
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,13 +23,6 @@ METHODS = {"automatic": 0, "atomic": 1, "tiled": 2, "deterministic": 3}
 RUNS = 20
 
 every_method = pytest.mark.parametrize("method", METHODS)
-
-
-@pytest.fixture
-def deterministic():
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def splat(values, points, sizes, method, *, padding="border", align_corners=True, add=False, jet=False):
@@ -308,17 +301,13 @@ class MethodRecorder(TorchDispatchMode):
 def test_the_setting_counts_when_the_backward_pass_runs(device, wanted, with_gradient):
     grids = [torch.randn(4, 5, size, 2, device=device, requires_grad=True) for size in (6, 3)]
     points = torch.rand(10, 3, device=device, requires_grad=True)
-    try:
-        torch.use_deterministic_algorithms(not wanted)
+    with deterministic(not wanted):
         results = torch.utils._pytree.tree_leaves(sample_pyramid(grids, points, with_gradient=with_gradient))
-        torch.use_deterministic_algorithms(wanted)
-        with MethodRecorder() as recorder:
-            loss = sum(x.square().sum() for x in results)
-            gradients = torch.autograd.grad(loss, (*grids, points), create_graph=not with_gradient)
-            if not with_gradient:
-                torch.autograd.grad(gradients[-1].square().sum(), grids)
-    finally:
-        torch.use_deterministic_algorithms(False)
+    with deterministic(wanted), MethodRecorder() as recorder:
+        loss = sum(x.square().sum() for x in results)
+        gradients = torch.autograd.grad(loss, (*grids, points), create_graph=not with_gradient)
+        if not with_gradient:
+            torch.autograd.grad(gradients[-1].square().sum(), grids)
     assert len(recorder.methods) > (not with_gradient)
     assert set(recorder.methods) == {METHODS["deterministic" if wanted else "automatic"]}
 
@@ -332,7 +321,7 @@ def test_an_explicit_method_stays(device, method):
     assert recorder.methods == [METHODS[method]]
 
 
-def test_compiled_backward_is_deterministic_when_asked_to(device, deterministic):
+def test_compiled_backward_is_deterministic_when_asked_to(device):
     torch.compiler.reset()
     grid = torch.randn(4, 5, 6, 2, device=device, requires_grad=True)
     methods = []
@@ -351,5 +340,6 @@ def test_compiled_backward_is_deterministic_when_asked_to(device, deterministic)
         return aot_autograd(fw_compiler=inspect)(graph, inputs)
 
     compiled = torch.compile(lambda g, p: sample_trilinear(g, p).square().sum(), fullgraph=True, backend=backend)
-    compiled(grid, torch.rand(10, 3, device=device)).backward()
+    with deterministic():
+        compiled(grid, torch.rand(10, 3, device=device)).backward()
     assert methods == [METHODS["deterministic"]]
