@@ -41,6 +41,20 @@ NETWORKS = [
     (70, *[100] * 6, 9),
 ]
 COUNTS = [0, 1, 31, 33, 1000]
+every_form = pytest.mark.parametrize(
+    "sizes",
+    [
+        (24, 64, 16),
+        (24, 128, 16),
+        (28, 128, 16),
+        (32, 64, 64, 3),
+        (32, 128, 128, 3),
+        (32, 128, 128, 128, 3),
+        (16, 16, 1),
+        (32, *[128] * 9, 3),
+    ],
+    ids=str,
+)
 
 
 def make(device, sizes=(24, 64, 16), count=1000, dtype=torch.float16, weights_dtype=None):
@@ -220,11 +234,7 @@ def test_not_a_number_stays_in_its_row(device, sizes):
     assert torch.equal(value, expected)
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [(24, 64, 16), (28, 128, 16), (32, 64, 64, 3), (32, 128, 128, 128, 3), (16, 16, 1), (32, *[128] * 9, 3)],
-    ids=str,
-)
+@every_form
 def test_every_run_gives_the_same_bits(device, sizes):
     inputs = make(device, sizes, 20000 if device.type == "cuda" else 2000)
     expected = value_and_gradients(*inputs)
@@ -232,11 +242,7 @@ def test_every_run_gives_the_same_bits(device, sizes):
         torch.testing.assert_close(value_and_gradients(*inputs), expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [(24, 64, 16), (24, 128, 16), (32, 128, 128, 3), (32, 128, 128, 128, 3), (16, 16, 1), (32, *[128] * 9, 3)],
-    ids=str,
-)
+@every_form
 def test_many_rows(device, sizes):
     # On CUDA more than all blocks take at once; on the CPU the network is torch's own products, slow in 16 bits.
     inputs = make(device, sizes, 150_001 if device.type == "cuda" else 3001)
