@@ -6,7 +6,7 @@ import builtins
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
@@ -73,8 +73,10 @@ class GridStencil(Stencil):
 
     method: int | None = None
 
-    def splat(self, values: Tensor, points: Tensor, shapes: Shapes) -> tuple[Tensor, ...]:
-        """Adds ``values`` up in grids of ``shapes``."""
+    def splat(
+        self, values: Tensor, points: Tensor, shapes: Shapes, run: Callable[..., list[Tensor]] | None = None
+    ) -> tuple[Tensor, ...]:
+        """Adds ``values`` up in grids of ``shapes``, by the raw op or by ``run``, its row of the table."""
         padding, *options = self.options
         dtype, periodic = values.dtype, padding == _PERIODIC
         if periodic:
@@ -82,7 +84,7 @@ class GridStencil(Stencil):
             padding, values = _PERIODIC_CLOSED, values.to(coordinate_dtype(dtype))
         sizes = [size for shape in shapes for size in shape[-4:]]
         method = summation_method() if self.method is None else self.method
-        sums: list[Tensor] = splat_grids.raw(values, points, sizes, padding, *options, method)
+        sums = (run or splat_grids.raw)(values, points, sizes, padding, *options, method)
         return tuple(_opened(total).to(dtype) for total in sums) if periodic else tuple(sums)
 
     def select(self, values: Tensor, shapes: Shapes, wanted: Sequence[bool]) -> Tensor:
@@ -110,9 +112,9 @@ def summation_method() -> int:
 def _opened(closed: Tensor) -> Tensor:
     """Adds the last vertices of a closed periodic grid to the first ones, of which they are copies, and drops them."""
     for axis in (-4, -3, -2):
-        closed, copies = closed.split((closed.shape[axis] - 1, 1), axis)
-        closed.narrow(axis, 0, 1).add_(copies)
-    return closed.contiguous()
+        first, others, copies = closed.split((1, closed.shape[axis] - 2, 1), axis)
+        closed = torch.cat((first + copies, others), axis)
+    return closed
 
 
 @functools.cache

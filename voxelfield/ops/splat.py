@@ -18,7 +18,7 @@ from voxelfield.foundation.checks import (
     widen_positions,
 )
 from voxelfield.foundation.errors import ArgumentValueError
-from voxelfield.ops._grids import MODES, PADDINGS, Mode, Padding, grid_size, splat_grids, summation_method
+from voxelfield.ops._grids import MODES, Mode, Padding, grid_size, grid_stencil, splat_grids
 from voxelfield.ops._separable import as_complex, as_real, separable_options, splat_separable
 from voxelfield.ops.cubic import CUBIC_KERNELS, CubicKernel
 
@@ -120,7 +120,8 @@ def _splat(
         ones = columns.new_ones(real.shape[:-1], dtype=wide) if weights is None else weights.to(wide)
         columns = torch.cat((columns.to(wide), ones.unsqueeze(-1)), dim=-1)
     if len(size) == 3 and kernel in MODES:
-        sums = _splat_volume(columns, points, size, padding, options[2], kernel == "nearest")
+        stencil = grid_stencil(*options[1:3], kernel == "nearest", False, False)
+        (sums,) = stencil.splat(columns, points, ((*points.shape[:-2], *size, columns.shape[-1]),), splat_grids)
     else:
         sums = splat_separable(columns, points, size, options)
     sums = sums.to(dtype)
@@ -139,27 +140,3 @@ def _checked_points(values: Tensor, points: Tensor, wide: torch.dtype) -> Tensor
     if not 1 <= points.shape[-1] <= 3:
         raise ArgumentValueError(f"points must have 1 to 3 coordinates, got shape {tuple(points.shape)}")
     return widen_positions("points", points, wide).to(wide)
-
-
-def _splat_volume(
-    values: Tensor, points: Tensor, size: Sequence[int], padding: str, align_corners: bool, nearest: bool
-) -> Tensor:
-    """Adds values up along three axes, by the kernels of :func:`voxelfield.ops.sample_trilinear`."""
-    # Those sum periodic grids with a further vertex along each axis, a copy of the first one.
-    closed = int(padding == "periodic")
-    sizes = [*(number + closed for number in size), values.shape[-1]]
-    sums: Tensor = splat_grids(
-        values.to(points.dtype) if closed else values,
-        points,
-        sizes,
-        PADDINGS[padding] + closed,
-        align_corners,
-        nearest,
-        False,
-        False,
-        summation_method(),
-    )[0]
-    for axis in (-4, -3, -2) if closed else ():
-        first, others, copies = sums.split((1, sums.shape[axis] - 2, 1), axis)
-        sums = torch.cat((first + copies, others), axis)
-    return sums
