@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from voxelfield.foundation.checks import FLOATING, INTEGERS, check_dtype, check_field, check_tensor, coordinate_dtype
 from voxelfield.ops._derivatives import Shapes, Stencil, declare_lookups, declare_splat
-from voxelfield.ops._grids import as_rows, check_vertices, grid_options, sample_lookup, value_and_gradient
+from voxelfield.ops._grids import MODES, as_rows, check_vertices, grid_options, sample_lookup, value_and_gradient
 
 KERNELS: dict[str, int] = {"nearest": 0, "linear": 1, "convolution": 2, "bspline": 3}
 
@@ -73,18 +73,19 @@ def separable_options(
 def sample_along(
     grid: Tensor, points: Tensor, kernel: str, padding: str, align_corners: bool, with_gradient: bool
 ) -> Any:
-    """Samples a grid of as many axes as points have coordinates; see :func:`voxelfield.ops.sample_cubic`."""
+    """Samples a grid of as many axes as points have coordinates, by a kernel of :data:`KERNELS`."""
     options = separable_options(kernel, padding, align_corners, with_gradient)
     if isinstance(grid, Tensor) and grid.is_complex():
         return complex_results(sample_along(as_real(grid), points, kernel, padding, align_corners, with_gradient))
     axes = axes_of(points)
     source, rows = as_rows(grid, points, axes)
-    if kernel == "nearest" and isinstance(grid, Tensor) and grid.dtype in INTEGERS:
+    of_volume = (*options[1:3], kernel == "nearest", False, options[-1])
+    if axes == 3 and kernel in MODES:
+        sampled: Tensor = sample_lookup((source,), rows, *of_volume)
+    elif kernel == "nearest" and isinstance(grid, Tensor) and grid.dtype in INTEGERS:
         # The kernels along three axes copy integers. A further axis of one vertex changes nothing.
         volume = source.unflatten(-1, (*[1] * (3 - axes), -1))
-        sampled: Tensor = sample_lookup(
-            [volume], F.pad(rows, (0, 3 - axes), value=0.5), *options[1:3], True, False, False
-        )
+        sampled = sample_lookup((volume,), F.pad(rows, (0, 3 - axes), value=0.5), *of_volume)
     else:
         sampled = sample_separable(source, rows, *options)
     if rows is not points and rows.shape[:-1] != points.shape[:-1]:

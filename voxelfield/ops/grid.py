@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from torch import Tensor
 
@@ -18,12 +18,11 @@ from voxelfield.ops._grids import (
     Padding,
     PyramidOptions,
     Reduction,
-    as_rows,
     grid_options,
     sample_lookup,
     value_and_gradient,
 )
-from voxelfield.ops._separable import as_real, axes_of, complex_results, sample_along
+from voxelfield.ops._separable import sample_along
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -100,20 +99,12 @@ def sample_trilinear(
         An infinite feature yields NaN rather than infinity where its vertex also replaces a missing neighbour: at the
         last face of the grid, and with ``mode="nearest"``.
     """
-    source, rows = grid, points
-    if not _is_common(grid, points):
-        if isinstance(grid, Tensor) and grid.is_complex():
-            options: dict[str, Any] = {"padding": padding, "align_corners": align_corners, "mode": mode}
-            options["with_gradient"] = with_gradient
-            return complex_results(sample_trilinear(as_real(grid), points, **options))
-        if axes_of(points) < 3:
-            check_choice("mode", mode, MODES)
-            return sample_along(grid, points, mode, padding, align_corners, with_gradient)
-        source, rows = as_rows(grid, points, 3)
-    sampled: Tensor = sample_lookup((source,), rows, *grid_options(padding, align_corners, mode, False, with_gradient))
-    if rows is not points and rows.shape[:-1] != points.shape[:-1]:
-        sampled = sampled.view(*sampled.shape[: sampled.dim() - rows.dim()], *points.shape[:-1], sampled.shape[-1])
-    return value_and_gradient(sampled) if with_gradient else sampled
+    if _is_common(grid, points):
+        options = grid_options(padding, align_corners, mode, False, with_gradient)
+        sampled: Tensor = sample_lookup((grid,), points, *options)
+        return value_and_gradient(sampled) if with_gradient else sampled
+    check_choice("mode", mode, MODES)
+    return sample_along(grid, points, mode, padding, align_corners, with_gradient)
 
 
 def _is_common(grid: Tensor, points: Tensor) -> bool:
