@@ -326,7 +326,5 @@ def _any(tensors: Sequence[MaybeTensor]) -> bool:
 
 
 def _total(terms: Sequence[Tensor]) -> Tensor:
-    first, *rest = terms
-    for term in rest:
-        first = first + term
-    return first
+    first, *others = terms
+    return sum(others, start=first)

@@ -228,13 +228,7 @@ class _Scan(OpFunction):
 
     @staticmethod
     def vmap(
-        info: Any,
-        in_dims: tuple[Any, ...],
-        values: MaybeTensor,
-        factors: MaybeTensor,
-        ray_offsets: Tensor,
-        form: int,
-        reverse: bool,
+        info: Any, in_dims: tuple[Any, ...], values: MaybeTensor, factors: MaybeTensor, *others: Any
     ) -> tuple[Tensor, int]:
         _refuse_mapped_offsets(in_dims[2])
 
@@ -244,8 +238,8 @@ class _Scan(OpFunction):
             return x[..., None].expand(*x.shape, info.batch_size) if mapped is None else x.movedim(mapped, 2)
 
         given = with_calls_last(values, in_dims[0]), with_calls_last(factors, in_dims[1])
-        columns = [None if x is None else x.flatten(1) for x in given]
-        scanned = scan(columns[0], columns[1], ray_offsets, form, reverse)
+        columns: list[Any] = [None if x is None else x.flatten(1) for x in given]
+        scanned = scan(*columns, *others)
         shape = next(x.shape for x in given if x is not None)
         return scanned.unflatten(1, shape[1:]), 2
 

@@ -107,12 +107,8 @@ _pack_slots = declare(
 )
 
 
-def pyramid_image_fits(like: Tensor, width: int) -> bool:
-    """Tells whether a block on the device of ``like`` has room for networks with hidden layers of ``width``."""
-    return _pyramid_image_fits(like, width)
-
-
-_pyramid_image_fits = declare("pyramid_image_fits")
+pyramid_image_fits = declare("pyramid_image_fits")
+"""Tells whether a block on the device of ``like`` has room for networks with hidden layers of ``width``."""
 
 
 # --- whole images: rows, which image backends call by name
