@@ -134,8 +134,7 @@ class _DensityFirstDecoder(Decoder, ABC):
 
     def density(self, features: Tensor) -> Tensor:
         """See :class:`Decoder`."""
-        density: Tensor = self.activation(features[..., 0])
-        return density
+        return self.activation(features[..., 0])
 
     def encode_view(self, directions: Tensor) -> Tensor:
         """Maps unit viewing directions (R, 3) to spherical harmonics (R, K); called per ray, not per sample."""
@@ -278,8 +277,7 @@ class FusedMLPDecoder(Decoder):
 
     def density(self, features: Tensor) -> Tensor:
         """See :class:`Decoder`."""
-        density: Tensor = self.activation(self._geometry(features)[:, 0])
-        return density
+        return self.activation(self._geometry(features)[:, 0])
 
     def forward(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Decoder`."""

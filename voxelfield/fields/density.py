@@ -67,8 +67,7 @@ class ExponentialDensity(nn.Module):
 
     def forward(self, raw: Tensor) -> Tensor:
         """Maps raw outputs (...) to densities (...) >= 0, float32, per world unit."""
-        density: Tensor = _BoundedExp.apply(raw.float(), self.initial)
-        return density
+        return _BoundedExp.apply(raw.float(), self.initial)
 
     def extra_repr(self) -> str:
         """Shows the setting in ``print(module)``."""

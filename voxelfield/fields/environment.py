@@ -99,5 +99,4 @@ def project(directions: Tensor) -> tuple[Tensor, Tensor]:
 
 def environment_of(field: Field) -> Environment | None:
     """Returns a field's attribute ``environment``; None if it has none."""
-    environment: Environment | None = getattr(field, "environment", None)
-    return environment
+    return getattr(field, "environment", None)

@@ -230,8 +230,7 @@ class RadianceField(Field, nn.Module):
         self, warped: Tensor, directions: Tensor, ray_index: Tensor, values: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
         inputs = _select(self._inputs, warped, values)
-        density, rgb = self.decoder(self.grid(warped), directions, ray_index, **inputs)
-        return density, rgb
+        return self.decoder(self.grid(warped), directions, ray_index, **inputs)
 
     def _locate(self, points: Tensor) -> tuple[Tensor, Tensor | None]:
         """Returns world positions in warped coordinates, and the length of its unit there (None in the world frame)."""

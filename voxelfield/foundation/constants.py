@@ -49,5 +49,4 @@ def __getattr__(name: str) -> int:
     with ThreadPoolExecutor(1) as executor:
         values = executor.submit(torch.ops.voxelfield.constants).result()
     globals().update(zip(_NAMES, values, strict=True))
-    value: int = globals()[name]
-    return value
+    return globals()[name]

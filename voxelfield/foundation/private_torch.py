@@ -31,8 +31,7 @@ remove_batch_dim = torch._remove_batch_dim
 
 def kernel_of(overload: Any) -> Callable[..., Any]:
     """Returns the function in C++ that an overload of an op calls from a method in Python, which takes longer."""
-    call: Callable[..., Any] = overload._op
-    return call
+    return overload._op
 
 
 def forward_mode_level() -> int:

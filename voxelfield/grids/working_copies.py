@@ -241,8 +241,7 @@ class WorkingCopies:
         self.current(grids)
         if not torch.is_grad_enabled():
             return self.read(points, padding)
-        sampled: Tensor = _Sample.apply(points, self, padding, *self.grids)
-        return sampled
+        return _Sample.apply(points, self, padding, *self.grids)
 
     def read(self, points: Tensor, padding: Padding) -> Tensor:
         """Samples the copies as they are; arguments as for :meth:`sample`."""

@@ -97,8 +97,7 @@ def grid_sample(
     kernel, align_corners = _MODES[mode], truth_of("align_corners", align_corners)
     if _by_torch(input, grid, kernel, padding_mode):
         options = separable_options(kernel, padding_mode, align_corners, False, True, True)
-        sampled: Tensor = _ImageSample.apply(options, input, grid)
-        return sampled
+        return _ImageSample.apply(options, input, grid)
     if kernel == "convolution" or (input.dim() == 4 and input.dtype not in INTEGERS):
         return _sample_where_it_is(input, grid, kernel, padding_mode, align_corners)
     # The axes of the volume are z, y, x: it is read in that order, and the positions are reversed. (grid + 1) / 2 in

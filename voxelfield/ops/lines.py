@@ -261,8 +261,7 @@ def _adjoint(
     """Runs the raw op that backprojects rows of values."""
     # The weights of a ray add up to its length in the cube, of which sums of whole numbers have room for more.
     scale = whole_scale(values, size, False)
-    summed: Tensor = _backproject(values, *rays, labels, label_count, [*size], scale)
-    return summed
+    return _backproject(values, *rays, labels, label_count, [*size], scale)
 
 
 def _gradients(grad: Tensor, needs: set[str], **arguments: Any) -> dict[str, Any]:

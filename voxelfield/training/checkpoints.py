@@ -354,8 +354,7 @@ _AFTER_TRAINING = ("trainer.evaluation", "trainer.evaluation_background", "train
 
 def recorded_settings(settings: RunConfig) -> dict[str, Any]:
     """Returns a run's settings as JSON values, with lists in place of tuples, for ``metrics.json``."""
-    values: dict[str, Any] = json.loads(json.dumps(recorded(settings)))
-    return values
+    return json.loads(json.dumps(recorded(settings)))
 
 
 def agreement(settings: RunConfig, scene: Scene | None = None) -> dict[str, Any]:

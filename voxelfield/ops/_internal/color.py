@@ -30,8 +30,7 @@ def append_view(geometry: Tensor, directions: Tensor, ray_index: Tensor, degree:
     """
     rays = directions.shape[0]
     check_index("ray_index", ray_index, max(rays, 1), f"for {rays} directions")
-    inputs, raw = _append_view(geometry, directions, ray_index, degree)
-    return inputs, raw
+    return _append_view(geometry, directions, ray_index, degree)
 
 
 def _results(geometry: Tensor, degree: int) -> tuple[Tensor, Tensor]:
