@@ -121,9 +121,8 @@ class GridAdam(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state, as :class:`torch.optim.Optimizer` does; moments in the dtype of its groups."""
         # Torch would give them the dtype of the parameters, all at once.
-        whole, rest = state_dict["state"], {}
-        for key, state in whole.items():
-            rest[key] = {name: value for name, value in state.items() if name not in MOMENTS}
+        whole = state_dict["state"]
+        rest = {key: {name: x for name, x in state.items() if name not in MOMENTS} for key, state in whole.items()}
         present = [group["channel_rates"] for group in self.param_groups]
         super().load_state_dict({**state_dict, "state": rest})
         for group, saved, rates in zip(self.param_groups, state_dict["param_groups"], present, strict=True):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
-from voxelfield import ops
 from voxelfield.foundation.autograd import traces_ops
 from voxelfield.foundation.checks import (
     FLOATING,
@@ -34,8 +32,7 @@ from voxelfield.grids.resampling import (
 )
 from voxelfield.grids.working_copies import WorkingCopies
 from voxelfield.ops._grids import PADDINGS, Padding, sample_in_box
-from voxelfield.ops._separable import KERNELS
-from voxelfield.ops.cubic import CUBIC_KERNELS
+from voxelfield.ops._separable import KERNELS, sample_along
 
 GridMode = Literal["linear", "nearest", "bspline", "convolution"]
 
@@ -257,14 +254,10 @@ class VoxelGrid(Grid):
         if self.working_copies is not None and not with_gradient:
             sampled = self.working_copies.sample([self.features], unit.reshape(-1, 3).float(), self.padding)
             return sampled.reshape(*points.shape[:-1], self.channels)
-        options: dict[str, Any] = {"padding": self.padding, "align_corners": self.align_corners}
-        sample: Callable[..., Any] = partial(ops.sample_trilinear, self.features, unit, mode=self.mode, **options)
-        if self.mode in CUBIC_KERNELS:
-            sample = partial(ops.sample_cubic, self.features, unit, self.mode, **options)
+        sampled = sample_along(self.features, unit, self.mode, self.padding, self.align_corners, with_gradient)
         if not with_gradient:
-            sampled = sample()
             return sampled
-        values, slopes = sample(with_gradient=True)
+        values, slopes = sampled
         low, high = self.aabb.to(coordinate_dtype(slopes.dtype))
         return values, (slopes / (high - low)).to(slopes.dtype)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from voxelfield import processes
 from voxelfield.fields.environment import Environment, environment_of
 from voxelfield.fields.field import RadianceField, density_at_samples, grid_of, warp_of
-from voxelfield.grids.boxes import box_extent, box_tensor, parse_box
+from voxelfield.grids.boxes import box_tensor
 from voxelfield.grids.grid import Grid
 from voxelfield.grids.voxel_grid import cubic_voxels
 from voxelfield.models.batch import Batch, Outputs
@@ -93,8 +93,7 @@ class Gridless(Grid):
     @property
     def voxel_size(self) -> Tensor:
         """Size (3,) of a cell."""
-        extent = torch.tensor(box_extent(parse_box(self.aabb)), device=self.aabb.device)
-        return extent / torch.tensor(self.resolution, device=self.aabb.device)
+        return self.aabb.diff(dim=0)[0] / self.aabb.new_tensor(self.resolution)
 
 
 # Where both bases have a method, such as state_dict, it is the module's.
