@@ -116,13 +116,6 @@ def check_result(name: str, value: Tensor, shape: tuple[int, ...], points: Tenso
     check_same_device(name, value, "points", points)
 
 
-def check_step(step: float) -> None:
-    """Raises unless ``step`` is positive and finite in float32, the dtype of the marching kernels."""
-    limits = torch.finfo(torch.float32)
-    if not lies_within("step", step, limits.tiny, limits.max):
-        raise ArgumentValueError(f"step must be a positive, finite distance, got {shown(step)}")
-
-
 def check_fraction(name: str, value: float) -> None:
     """Raises unless a number lies in [0, 1]."""
     if not lies_within(name, value, 0, 1):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from voxelfield.messages import clipped
 
@@ -23,15 +22,6 @@ def shown(value: object) -> str:
     except (ValueError, RecursionError):  # integers of thousands of digits, lists in lists
         return f"a {type(value).__name__}"
     return clipped(text)
-
-
-def stop_if_out_of_memory(error: BaseException, **arguments: Tensor) -> None:
-    """Raises out-of-memory errors of an op again, for fast paths: the general path would run the op once more."""
-    if not is_out_of_memory(error):
-        return
-    sizes = " and ".join(f"{name} of shape {tuple(value.shape)}" for name, value in arguments.items())
-    explanation = f"{sizes} need more memory than is available" if arguments else str(error)
-    raise torch.OutOfMemoryError(explanation) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from voxelfield.foundation.checks import check_dense, lies_within
-from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError, stop_if_out_of_memory
+from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError, is_out_of_memory
 
 # A failed check in C++: the function, the file and line, and the message, which begins with the kind if that is a type.
 _CHECK = re.compile(r"[^,]+, .*?\.(?:h|cpp|cuh|cu):\d+, (TypeError: )?(.* must .*)", re.DOTALL)
@@ -26,7 +27,9 @@ def explain(error: RuntimeError, arguments: Iterable[tuple[str, str, Any]], tens
     """
     if isinstance(error, (ArgumentTypeError, ArgumentValueError)):
         return
-    stop_if_out_of_memory(error, **tensors)
+    if is_out_of_memory(error):
+        sizes = " and ".join(f"{name} of shape {tuple(x.shape)}" for name, x in tensors.items())
+        raise torch.OutOfMemoryError(f"{sizes} need more memory than is available" if sizes else str(error)) from error
     # The dispatcher refuses what is no tensor or has no kernels, but not None, and does not always name the argument.
     for name, kind, x in arguments:
         if kind == "Tensor" or (kind == "Optional[Tensor]" and x is not None):

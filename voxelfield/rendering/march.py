@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from voxelfield import ops
 from voxelfield.fields.field import Field, density_at_samples, warp_of
-from voxelfield.foundation.checks import check_fraction, check_not_negative, check_step
+from voxelfield.foundation.checks import check_fraction, check_not_negative, lies_within
+from voxelfield.foundation.errors import ArgumentValueError, shown
 from voxelfield.grids.boxes import flat_indices
 from voxelfield.ops._internal.fields import march_visible
 from voxelfield.ops._internal.rays import march_pieces
@@ -54,8 +55,10 @@ class RenderSettings:
     roulette: float = 0.0
 
     def __post_init__(self) -> None:
-        """Checks the numbers, which kernels take as they are."""
-        check_step(self.step)
+        """Checks the numbers, which kernels take as they are, in float32."""
+        limits = torch.finfo(torch.float32)
+        if not lies_within("step", self.step, limits.tiny, limits.max):
+            raise ArgumentValueError(f"step must be a positive, finite distance, got {shown(self.step)}")
         check_not_negative("min_transmittance", self.min_transmittance)
         check_not_negative("min_weight", self.min_weight)
         check_fraction("roulette", self.roulette)
