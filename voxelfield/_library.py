@@ -39,7 +39,7 @@ class KernelsUnavailableError(RuntimeError):
     """No kernels can be loaded on this machine; the message says why."""
 
 
-def when_loaded(register: Callable[[], None]) -> Callable[[], None]:
+def when_loaded(register: Callable[[], None]) -> None:
     """Runs a function that registers fakes and derivatives, which need the operators' schemas to exist.
 
     That is as soon as they do: at once if the CPU module is loaded already.
@@ -49,7 +49,6 @@ def when_loaded(register: Callable[[], None]) -> Callable[[], None]:
             register()
         else:
             _registrations.append(register)
-    return register
 
 
 def ensure_loaded(device_type: str) -> bool:

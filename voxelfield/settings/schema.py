@@ -27,6 +27,8 @@ AUTO = "auto"
 
 Corner: TypeAlias = tuple[float, float, float]
 
+# Of the training loop: ``scaling`` enlarges them.
+_SIZES_OF_BATCH = ("max_rays", "patches", "visible_samples", "candidate_samples")
 # Of the training loop, beside those of components: ``scaling=steps`` reduces them.
 _NUMBERS_OF_STEPS = ("steps", "occupancy.start", "occupancy.every", "preview_every", "checkpoint_every")
 
@@ -288,17 +290,10 @@ class TrainerConfig(Group):
         """
         if self.scaling == "none" or devices == 1:
             return self
-        larger = replace(
-            self,
-            max_rays=self.max_rays * devices,
-            patches=self.patches * devices,
-            visible_samples=self.visible_samples * devices,
-            candidate_samples=self.candidate_samples * devices,
-            scaling="none",
-        )
+        batch = {name: devices * getattr(self, name) for name in _SIZES_OF_BATCH}
+        larger = replace(self, **batch, scaling="none")
         if self.scaling == "batch":
             return larger
-
         for key in (*_NUMBERS_OF_STEPS, *keys_with("steps", below="trainer.")):
             larger = with_value(larger, key, -(-attrgetter(key)(self) // devices))
         root = math.sqrt(devices)

@@ -48,18 +48,11 @@ def estimate_memory(
         # Each process has a part of everything that belongs to the grids, but whole copies, which are the grids
         # themselves in float32. It receives the positions and gradients of the samples of all.
         received = trainer.visible_samples * (12 + model.grid.channels * copies.itemsize)
-        estimate = replace(
-            estimate,
+        parts = {name: getattr(estimate, name) // count for name in ("gradients", "optimizer", "average", "sparse")}
+        if copies != torch.float32:
             # After the last step, masters are whole, but there are no gradients.
-            parameters=max(estimate.parameters - estimate.gradients // count, estimate.parameters // count)
-            if copies != torch.float32
-            else estimate.parameters,
-            gradients=estimate.gradients // count,
-            optimizer=estimate.optimizer // count,
-            average=estimate.average // count,
-            samples=estimate.samples + received,
-            sparse=estimate.sparse // count,
-        )
+            parts["parameters"] = max(estimate.parameters - parts["gradients"], estimate.parameters // count)
+        estimate = replace(estimate, samples=estimate.samples + received, **parts)
     if images == "host":
         return estimate
     numbers = 0 if split.masks is None else int(split.masks.sum()) * pixel_number_type(split).itemsize
