@@ -217,8 +217,7 @@ class TrainingState:
         """Returns the :data:`ENTRIES` of a checkpoint, except ``data``, to process 0, and nothing to others."""
         states = {component.name: component.state_dict() for component in self.components}
         division = self.optimizers.division
-        packed = None if division is None else division.packed()
-        masters, moments = packed or ({}, {})
+        masters, moments = ({}, {}) if division is None else division.packed()
         if not processes.is_first():
             return {}
         model = self.model.state_dict()
