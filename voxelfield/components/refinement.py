@@ -428,11 +428,7 @@ class RefinedCameras:
         They are ``turned_degrees``, ``moved`` in the field's world units, and ``focal_factor``.
         """
         turned, moved = pose_errors(self.given, self.refined, rotations=True)
-        return {
-            "turned_degrees": float(turned.mean()),
-            "moved": float(moved.mean()),
-            "focal_factor": self.focal_factor,
-        }
+        return {"turned_degrees": float(turned.mean()), "moved": float(moved.mean()), "focal_factor": self.focal_factor}
 
     @property
     def focal_factor(self) -> float:
@@ -455,13 +451,7 @@ def write_cameras(path: Path, split: Split, cameras: Cameras, origin: Sequence[f
 
 
 def refine_views(
-    model: Model,
-    trainer: Any,
-    split: Split,
-    *,
-    steps: int,
-    rate: float,
-    tones: CameraTones | None = None,
+    model: Model, trainer: Any, split: Split, *, steps: int, rate: float, tones: CameraTones | None = None
 ) -> Split:
     """Optimises the poses of images so that renderings of a field match them, starting from the given poses.
 

@@ -300,10 +300,7 @@ class GridAdam(torch.optim.Optimizer):
         return loss
 
     def _step_together(
-        self,
-        rule: dict[str, Any],
-        levels: list[tuple[Tensor, Tensor, Tensor | None]],
-        touched: Mapping[Tensor, Tensor],
+        self, rule: dict[str, Any], levels: list[tuple[Tensor, Tensor, Tensor | None]], touched: Mapping[Tensor, Tensor]
     ) -> None:
         params = [param for param, _, _ in levels]
         states = [self.state[param] for param in params]

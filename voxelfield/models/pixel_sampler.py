@@ -155,13 +155,7 @@ class PixelSampler:
         return rows[pixels] if isinstance(rows, Tensor) else rows.of_each(pixels)
 
     def batch(
-        self,
-        count: int,
-        aabb: Tensor,
-        background: str,
-        cameras: Cameras | None = None,
-        *,
-        shared: bool = False,
+        self, count: int, aabb: Tensor, background: str, cameras: Cameras | None = None, *, shared: bool = False
     ) -> Batch:
         """Draws a batch of ``count`` pixels, or of all pixels of the patches if these are more.
 

@@ -309,11 +309,7 @@ def load_to_resume(
 
 
 def load_configured_scene(
-    settings: RunConfig,
-    root: Path,
-    splits: Sequence[str] = ("train", "test"),
-    *,
-    found: FoundScene | None = None,
+    settings: RunConfig, root: Path, splits: Sequence[str] = ("train", "test"), *, found: FoundScene | None = None
 ) -> Scene:
     """Loads the configured scene. Each process of a group reads its shard of the training images.
 
