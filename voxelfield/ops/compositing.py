@@ -87,14 +87,7 @@ def composite(
         ValueError: An argument has the wrong shape or device, or ``min_transmittance`` is out of range; or, on the CPU,
             ``ray_offsets`` fall or leave 0..M.
     """
-    if ray_offsets is None:
-        packed = pack_equal_rays("density", density, rgb=rgb, t=t, dt=dt)
-        result = composite(*packed, min_transmittance=min_transmittance, distortion=distortion)
-        return result._replace(weights=result.weights.view(density.shape))
-    lengths = widen(per_sample(dt, density))
-    offsets = int64_offsets(ray_offsets, "density", density)
-    samples = widen(density), widen(rgb), widen(t), lengths, offsets
-    return _named(composite_packed(*samples, min_transmittance, distortion), distortion)
+    return _composite("density", density, rgb, t, dt, ray_offsets, min_transmittance, distortion)
 
 
 def composite_alphas(
@@ -121,12 +114,7 @@ def composite_alphas(
 
     The result, without distortion, and errors are those of :func:`composite`.
     """
-    if ray_offsets is None:
-        packed = pack_equal_rays("alpha", alpha, rgb=rgb, t=t)
-        result = composite_alphas(*packed, min_transmittance=min_transmittance)
-        return result._replace(weights=result.weights.view(alpha.shape))
-    samples = widen(alpha), widen(rgb), widen(t), None, int64_offsets(ray_offsets, "alpha", alpha)
-    return _named(composite_packed(*samples, min_transmittance, False), False)
+    return _composite("alpha", alpha, rgb, t, None, ray_offsets, min_transmittance, False)
 
 
 def ray_weights(
@@ -178,9 +166,18 @@ def alpha_transmittance(
     return _light("alpha", alpha, None, ray_offsets, min_transmittance, transmittance=True)
 
 
-def _named(results: tuple[Tensor, ...], with_distortion: bool) -> Composite:
-    rgb, opacity, depth_sum, weights, distortion = results
-    return Composite(rgb, opacity, depth_sum, weights, distortion if with_distortion else None)
+def _composite(
+    name: str, values: Tensor, rgb: Tensor, t: Tensor, dt: Any, ray_offsets: Tensor | None, *options: Any
+) -> Composite:
+    """Composites values called ``density``, or ``alpha``, which have no ``dt``."""
+    if ray_offsets is None:
+        packed = pack_equal_rays(name, values, rgb=rgb, t=t, dt=dt)
+        result = _composite(name, *packed, *options)
+        return result._replace(weights=result.weights.view(values.shape))
+    lengths = None if name == "alpha" else widen(per_sample(dt, values))
+    samples = widen(values), widen(rgb), widen(t), lengths, int64_offsets(ray_offsets, name, values)
+    rgb, opacity, depth_sum, weights, distortion = composite_packed(*samples, *options)
+    return Composite(rgb, opacity, depth_sum, weights, distortion if options[-1] else None)
 
 
 def _light(
