@@ -113,6 +113,7 @@ def pack_equal_rays(name: str, values: Tensor, **others: Any) -> tuple[Any, ...]
 
 # Beyond this, sizes in bytes may overflow.
 _MAX_ROWS = 1 << 40
+UNLIMITED = 2**63 - 1  # what kernels take for no limit
 
 
 def check_capacity(capacity: object) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.foundation.checks import check_at_least_one
-from voxelfield.ops._packing import PackedSamples, check_capacity
+from voxelfield.ops._packing import UNLIMITED, PackedSamples, check_capacity
 from voxelfield.ops._table import declare
 
 
@@ -103,7 +103,7 @@ def level_intervals(
     check_capacity(capacity)
     if max_count is not None:
         check_at_least_one("max_count", max_count)
-    limit = _NO_LIMIT if max_count is None else max_count
+    limit = UNLIMITED if max_count is None else max_count
     walk = (origins, directions, near, far, occupied, aabbs, step, cone_angle, limit)
     counts, stops = _count_level_intervals(*walk)
     ray_offsets = F.pad(counts.cumsum(0), (1, 0))
@@ -114,9 +114,6 @@ def level_intervals(
     rows = int(ray_offsets[-1]) if capacity is None else capacity
     begins, ends, ray_index = _place_level_intervals(*walk, ray_offsets, rows)
     return LevelIntervals(begins, ends, ray_index, ray_offsets, stops, kept)
-
-
-_NO_LIMIT = (1 << 63) - 1
 
 
 def _counts(near: Tensor) -> tuple[Tensor, Tensor]:

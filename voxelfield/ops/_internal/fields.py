@@ -9,14 +9,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.foundation import constants
-from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
+from voxelfield.ops._packing import UNLIMITED, PackedSamples, check_capacity, empty_samples, parts_of
 from voxelfield.ops._table import declare
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits, midpoints
 from voxelfield.ops.render_grid import cells_to_walk
 from voxelfield.ops.selection import MIN_WEIGHT
-
-_UNLIMITED = 2**63 - 1
 
 
 def march_visible(
@@ -85,7 +83,7 @@ def march_visible(
     cells = (*cells_to_walk(occupied), aabb_occupancy)
     field = (list(levels), list(blocks), aabb, list(density_weights))
     numbers = (step, density_initial, min_transmittance, min_weight, max_samples_per_ray, list(boxes))
-    limit = _UNLIMITED if capacity is None else capacity
+    limit = UNLIMITED if capacity is None else capacity
     slots, counts, sums, lengths = _march_to_slots(*rays, *cells, *field, *numbers, limit, roulette)
     rows = int(sums.sum()) if capacity is None else capacity
     return PackedSamples(*_pack_slots(*rays, slots, counts, sums, step, list(boxes), rows, lengths))
