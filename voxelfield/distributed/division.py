@@ -169,7 +169,14 @@ class DividedGrids:
 
         Given are those of this process's planes; the values of a parameter that is not divided are returned as given.
         """
-        return _packed(self._shards[grid], local) if grid in self._shards else local
+        if grid not in self._shards:
+            return local
+        received = row_slabs(local, self._shards[grid].bounds)
+        if processes.is_first():
+            return pack_streams(((process, planes) for process, _, planes in received), grid.shape, local.dtype)
+        for _ in received:
+            pass
+        return None
 
     # ------------------------------------------------------------------------------------------------ a step
 
@@ -381,22 +388,12 @@ class DividedGrids:
         masters: dict[nn.Parameter, Any] = {}
         moments: dict[nn.Parameter, dict[str, Any]] = {}
         for grid, shard in self._shards.items():
-            state = {key: value if key == "step" else _packed(shard, value) for key, value in shard.state.items()}
+            state = {key: value if key == "step" else self.collected(grid, value) for key, value in shard.state.items()}
             if state:
                 moments[grid] = state
             if self._rounds and not self.materialized:
-                masters[grid] = _packed(shard, shard.local.detach())
+                masters[grid] = self.collected(grid, shard.local.detach())
         return masters, moments
-
-
-def _packed(shard: Shard, local: Tensor) -> Any:
-    """Returns packed planes of all processes to process 0, and None to others; a collective call."""
-    received = row_slabs(local, shard.bounds)
-    if processes.is_first():
-        return pack_streams(((process, planes) for process, _, planes in received), shard.grid.shape, local.dtype)
-    for _ in received:
-        pass
-    return None
 
 
 def _listed_tiles(shapes: Sequence[Sequence[int]], occupied: Tensor) -> list[Tensor]:

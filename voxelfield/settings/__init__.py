@@ -1,7 +1,5 @@
 """The settings of a training run, with types, ranges and defaults; ``configs/`` has presets."""
 
-from __future__ import annotations
-
 from voxelfield.components.refinement import CameraStageConfig
 from voxelfield.config import parse
 from voxelfield.models.settings import StageConfig
