@@ -116,7 +116,7 @@ class RobustWeights(Component):
         """Evaluates the counts, if it is time; a collective call, which does not synchronise with the device."""
         if step == 0 or step % self._every > 0:
             return
-        new, (errors, pixels) = self._totals()
+        new, (errors, pixels) = processes.sum_of(self._new_counts), processes.sum_of(self._errors)
         if step >= self._start:
             self._counts += new.view_as(self._counts)
             self._counts *= _MEMORY / self._counts[0].clamp(min=_MEMORY)
@@ -128,10 +128,6 @@ class RobustWeights(Component):
         self._thresholds.copy_(base[:, None, None] + self._contrast)
         self._new_counts.zero_()
         self._errors.zero_()
-
-    def _totals(self) -> tuple[Tensor, Tensor]:
-        """Returns the counts of cells and of photographs since the last evaluation, over all processes."""
-        return processes.sum_of(self._new_counts), processes.sum_of(self._errors)
 
     def _rescale(self) -> None:
         self._scale.copy_(1 / (1 - self._ignored()))
@@ -168,13 +164,12 @@ class RobustWeights(Component):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the cells, the thresholds and all counts; a collective call."""
-        new, errors = self._totals()
         return {
             "moves": self.moves,
             "counts": self._counts,
             "thresholds": self._thresholds,
-            "new_counts": new,
-            "errors": errors,
+            "new_counts": processes.sum_of(self._new_counts),
+            "errors": processes.sum_of(self._errors),
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
