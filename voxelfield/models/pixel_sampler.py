@@ -103,8 +103,12 @@ class PixelSampler:
             self.carry(name, self._stored(data, gathers) if gathers and data.dim() >= 3 else data)
 
     def _stored(self, tensor: Tensor, gathers: bool = False) -> Tensor:
+        """Returns rows where they are read; if it ``gathers``, those of all processes, by a collective call."""
         stored = read_from_host(tensor, self._device) if self._on_host else tensor.to(self._device).contiguous()
-        return _gathered(stored) if gathers else stored
+        if not gathers:
+            return stored
+        bounds = [0, *itertools.accumulate(processes.row_counts(stored))]
+        return rows_between(stored, bounds, 0, bounds[-1])
 
     def _numbers(self, which: Tensor) -> Tensor | DividedRows:
         """Returns the indices, into the pixels of all images, of some pixels (N, H, W) of the local images."""
@@ -330,9 +334,3 @@ def pixel_number_type(split: Split) -> torch.dtype:
 def _rows(local_slice: slice | None, local: Tensor) -> Tensor | DividedRows:
     """Returns the rows of all processes, if a process group divides the images; otherwise the given ones."""
     return local if local_slice is None else DividedRows(local)
-
-
-def _gathered(own: Tensor) -> Tensor:
-    """Returns the rows of all processes to each of them; a collective call."""
-    bounds = [0, *itertools.accumulate(processes.row_counts(own))]
-    return rows_between(own, bounds, 0, bounds[-1])
