@@ -110,7 +110,12 @@ def _splat(
     real = as_real(values) if is_complex else values
     check_dtype("values", real, FLOATING)
     dtype, wide = real.dtype, coordinate_dtype(real.dtype)
-    points = _checked_points(values, points, wide)
+    if values.dim() not in (2, 3):
+        raise ArgumentValueError(f"values must have shape (N, C) or (B, N, C), got {tuple(values.shape)}")
+    check_field("points", points, (*values.shape[:-1], "D"), FLOATING, "values", values)
+    if not 1 <= points.shape[-1] <= 3:
+        raise ArgumentValueError(f"points must have 1 to 3 coordinates, got shape {tuple(points.shape)}")
+    points = widen_positions("points", points, wide).to(wide)
     size = grid_size("resolution", resolution, points.shape[-1])
     columns = real
     if weights is not None:
@@ -129,14 +134,3 @@ def _splat(
         return as_complex(sums) if is_complex else sums
     total, of_weights = sums[..., :-1], sums[..., -1]
     return as_complex(total) if is_complex else total.contiguous(), of_weights.contiguous()
-
-
-def _checked_points(values: Tensor, points: Tensor, wide: torch.dtype) -> Tensor:
-    """Returns points in the dtype of the kernels; raises unless they are those of values in a grid or in a batch."""
-    if values.dim() not in (2, 3):
-        raise ArgumentValueError(f"values must have shape (N, C) or (B, N, C), got {tuple(values.shape)}")
-    shape = (*values.shape[:-1], "D")
-    check_field("points", points, shape, (*FLOATING,), "values", values)
-    if not 1 <= points.shape[-1] <= 3:
-        raise ArgumentValueError(f"points must have 1 to 3 coordinates, got shape {tuple(points.shape)}")
-    return widen_positions("points", points, wide).to(wide)
