@@ -220,11 +220,8 @@ def build_command() -> Any:
 
         def copy_extensions_to_source(self) -> None:
             super().copy_extensions_to_source()
-            package = self.get_finalized_command("build_py")
             for ext in self.extensions:
-                parts = self.get_ext_fullname(ext.name).split(".")
-                folder = Path(package.get_package_dir(".".join(parts[:-1])))
-                write_digest(folder / Path(self.get_ext_filename(ext.name)).name)
+                write_digest(Path(self.get_ext_fullpath(ext.name)))
 
     return BuildModules.with_options(use_ninja=True, no_python_abi_suffix=False)
 
