@@ -350,11 +350,8 @@ class SceneConfig:
 
     def check(self, name: str) -> None:
         """Raises ValueError unless the box is finite and not empty."""
-        try:
-            if self.aabb is not None:
-                parse_box(self.aabb)
-        except ValueError as error:
-            raise ValueError(f"{name}.{error}") from error
+        if self.aabb is not None:
+            parse_box(self.aabb, f"{name}.aabb")
 
 
 @dataclass
