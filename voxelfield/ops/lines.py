@@ -23,18 +23,11 @@ from voxelfield.foundation.checks import (
     widen_positions,
 )
 from voxelfield.foundation.errors import ArgumentTypeError, ArgumentValueError, shown
-from voxelfield.ops._grids import (
-    PADDINGS,
-    check_volumes,
-    grid_size,
-    sample_lookup,
-    shared_grid,
-    splat_grids,
-    summation_method,
-)
+from voxelfield.ops._grids import PADDINGS, check_volumes, grid_size, shared_grid, splat_grids, summation_method
 from voxelfield.ops._line_derivatives import RAYS, second_derivatives
 from voxelfield.ops._separable import whole_scale
 from voxelfield.ops._table import declare
+from voxelfield.ops.grid import sample_trilinear
 
 Limit = float | Tensor | None
 
@@ -285,20 +278,16 @@ def _crossing_gradients(
 ) -> dict[str, Any]:
     """Differentiates the equation f(origins + t directions) = level, by ops that are differentiable again."""
     points = origins + torch.where(hit, t, 0.0).unsqueeze(-1) * directions
-    slope = sample_lookup([grid], points, *_SAMPLED, True)[1:, ..., 0].movedim(0, -1)
+    slope = sample_trilinear(grid, points, with_gradient=True)[1][..., 0, :]
     steepness = (slope * directions).sum(-1)
     crosses = hit & (steepness != 0)
     change = torch.where(crosses, -grad_t / torch.where(crosses, steepness, 1.0), 0.0).unsqueeze(-1)
     start = change * slope
     found = {"origins": start, "directions": torch.where(hit, t, 0.0).unsqueeze(-1) * start}
     if "grid" in needs:
-        sums = splat_grids(change, points, list(grid.shape[-4:]), *_SAMPLED, False, summation_method())
-        found["grid"] = sums[0]
+        options = PADDINGS["border"], True, False, False, False, summation_method()
+        found["grid"] = splat_grids(change, points, list(grid.shape[-4:]), *options)[0]
     return found
-
-
-# padding, align_corners, nearest and sum of sampling
-_SAMPLED = (PADDINGS["border"], True, False, False)
 
 
 def _integrals(grid: Tensor, origins: Tensor, labels: MaybeTensor, label_count: int) -> Tensor:
