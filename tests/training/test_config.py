@@ -453,7 +453,7 @@ def test_the_step_at_which_hidden_cells_are_emptied(share, steps, last, step):
 
 
 def test_several_devices_share_a_batch_or_scale_it():
-    trainer = preset("trainer=many_photographs", "trainer.average_steps=100").trainer
+    trainer = preset("trainer=many_photographs", "trainer.steps=9200", "trainer.average_steps=100").trainer
     assert trainer.scaled(4) is trainer
     assert dataclasses.replace(trainer, scaling="steps").scaled(1) == dataclasses.replace(trainer, scaling="steps")
     larger = dataclasses.replace(trainer, scaling="batch").scaled(4)
