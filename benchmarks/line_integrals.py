@@ -218,7 +218,7 @@ def prepare_astra_backprojections(inputs: Inputs) -> Prepared:
 
 def prepare_backprojections(pixels: Tensor, inputs: Inputs) -> Prepared:
     """Prepares our backprojection of the values of radiographs."""
-    source, target = rays_of(inputs.points, pixels)
+    source, target = rays_of(inputs.points, pixels.to(inputs.points.dtype))
     origins, directions = source.expand_as(target).flatten(0, 1), (target - source).flatten(0, 1)
     call = partial(ops.backproject_rays, inputs.values.flatten(0, 1), origins, directions, inputs.sources[0].shape[:3])
     return {"forward": Pass(call, lambda sums: compared((sums,)))}
