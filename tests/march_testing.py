@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 def slanted_rays(box: Tensor, count: int, reach: float) -> tuple[Tensor, Tensor]:
-    """Oblique, axis-parallel and plane-parallel rays: from up to a distance through a box, from inside, and past it."""
+    """Oblique, axis-parallel and plane-parallel rays: from up to ``reach`` before a box, from inside, and past it."""
     low, high = box
     inside = low + (high - low) * torch.rand(count, 3)
     directions = torch.randn(count, 3)

@@ -79,7 +79,7 @@ def test_value_and_gradients_match_reference(device, dtype, reduce, lookup):
 
 
 def assert_sampled_as_by(sample, grids, points, reduce):
-    """Fails unless values and gradients are those of a function of grids and points that calls ops for each."""
+    """Fails unless values and gradients are those of ``sample``, a function of all grids and the points."""
     inputs = leaves(*grids, points)
     values = sample_pyramid(inputs[:-1], inputs[-1], reduce=reduce), sample(inputs[:-1], inputs[-1])
     grad = torch.randn_like(values[0])

@@ -100,7 +100,8 @@ def run_eval(options: argparse.Namespace) -> None:
         write_table(options.csv, evaluation)
     if options.json is not None:
         figures = evaluation.means() | {"split": options.split, "views": len(evaluation.names), "drawn_by": drawn_by}
-        figures |= {} if cost is None else {"baking_cost": cost}
+        if cost is not None:
+            figures["baking_cost"] = cost
         write_json(options.json, figures | {"per_view": evaluation.per_view()})
 
 
@@ -167,9 +168,10 @@ def _photographs(run: TrainedModel, options: argparse.Namespace) -> Photographs:
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options."""
     add_run_arguments(parser)
-    files = parser.add_argument_group("formats")  # in whose help argparse shows %% as %
+    files = parser.add_argument_group("formats")
     for name, each in formats().items():
         metavar = "FILE" if each.suffixes else "FOLDER"
+        # argparse shows %% as %, here and below.
         files.add_argument(f"--{name}", type=Path, metavar=metavar, help=each.help.replace("%", "%%"))
     group = parser.add_argument_group("options of formats")
     for users in options_of_formats().values():

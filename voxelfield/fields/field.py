@@ -230,7 +230,8 @@ class RadianceField(Field, nn.Module):
         self, warped: Tensor, directions: Tensor, ray_index: Tensor, values: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
         inputs = _select(self._inputs, warped, values)
-        return self.decoder(self.grid(warped), directions, ray_index, **inputs)
+        density, rgb = self.decoder(self.grid(warped), directions, ray_index, **inputs)
+        return density, rgb
 
     def _locate(self, points: Tensor) -> tuple[Tensor, Tensor | None]:
         """Returns world positions in warped coordinates, and the length of its unit there (None in the world frame)."""

@@ -76,7 +76,7 @@ class GridStencil(Stencil):
     def splat(
         self, values: Tensor, points: Tensor, shapes: Shapes, run: Callable[..., list[Tensor]] | None = None
     ) -> tuple[Tensor, ...]:
-        """Adds ``values`` up in grids of ``shapes``, by the raw op or by ``run``, its row of the table."""
+        """Adds ``values`` up in grids of ``shapes``, by the raw op or, recorded, by :data:`splat_grids` as ``run``."""
         padding, *options = self.options
         dtype, periodic = values.dtype, padding == _PERIODIC
         if periodic:

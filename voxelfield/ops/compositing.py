@@ -167,17 +167,24 @@ def alpha_transmittance(
 
 
 def _composite(
-    name: str, values: Tensor, rgb: Tensor, t: Tensor, dt: Any, ray_offsets: Tensor | None, *options: Any
+    name: str,
+    values: Tensor,
+    rgb: Tensor,
+    t: Tensor,
+    dt: Any,
+    ray_offsets: Tensor | None,
+    min_transmittance: float,
+    distortion: bool,
 ) -> Composite:
-    """Composites values called ``density``, or ``alpha``, which have no ``dt``."""
+    """Composites samples whose values are the argument ``density``, or ``alpha``, for which ``dt`` is None."""
     if ray_offsets is None:
-        packed = pack_equal_rays(name, values, rgb=rgb, t=t, dt=dt)
-        result = _composite(name, *packed, *options)
+        flat, rgb, t, dt, offsets = pack_equal_rays(name, values, rgb=rgb, t=t, dt=dt)
+        result = _composite(name, flat, rgb, t, dt, offsets, min_transmittance, distortion)
         return result._replace(weights=result.weights.view(values.shape))
     lengths = None if name == "alpha" else widen(per_sample(dt, values))
     samples = widen(values), widen(rgb), widen(t), lengths, int64_offsets(ray_offsets, name, values)
-    rgb, opacity, depth_sum, weights, distortion = composite_packed(*samples, *options)
-    return Composite(rgb, opacity, depth_sum, weights, distortion if options[-1] else None)
+    rgb, opacity, depth_sum, weights, of_distortion = composite_packed(*samples, min_transmittance, distortion)
+    return Composite(rgb, opacity, depth_sum, weights, of_distortion if distortion else None)
 
 
 def _light(

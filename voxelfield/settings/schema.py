@@ -173,9 +173,9 @@ class TrainerConfig(Group):
             the CPU, the number of rays is adapted.
         candidate_samples: Number of samples per step, visible or not, for which memory is allocated (CUDA only), for
             fields that are not marched in one kernel (:func:`voxelfield.rendering.march.visible_samples`).
-        small_batches: Share of the steps, from the first on, whose batches are smaller, which suffices while learning
-            rates are high: a quarter of the rays and samples in the first third of these steps, half of them in the
-            other two (after Smith et al. 2018, "Don't Decay the Learning Rate, Increase the Batch Size").
+        small_batches: Share of the steps, from the first on, whose batches are smaller, which nearly suffices
+            while learning rates are high: a quarter of the rays and samples in the first third of these steps, half of
+            them in the other two (after Smith et al. 2018, "Don't Decay the Learning Rate, Increase the Batch Size").
         chunk: Number of rays per chunk where views are rendered by :func:`voxelfield.rendering.render.render_view`.
         precision: ``float32``, ``bfloat16`` or ``float16`` for decoders other than a
             :class:`voxelfield.fields.decoders.FusedMLPDecoder` (which is float16 on CUDA, float32 on the CPU); on CUDA,

@@ -204,7 +204,9 @@ class TrainedModel:
         if not chosen:
             raise ValueError("split must have views to evaluate, got none")
         lpips = self.trainer.evaluation.lpips if lpips is None else lpips
-        return self._compare(split, tones, chosen, backend, images, lpips, on_view, progress)
+        return self._compare(
+            split, tones, chosen, backend, images=images, lpips=lpips, on_view=on_view, progress=progress
+        )
 
     def _as_photographed(self, split: Split) -> tuple[Split, CameraTones | None]:
         """Returns views in the poses in which they are evaluated, and the vignetting and response of their cameras."""
@@ -223,6 +225,7 @@ class TrainedModel:
         tones: CameraTones | None,
         chosen: Sequence[int],
         backend: str | None,
+        *,
         images: Path | str | None = None,
         lpips: bool = False,
         on_view: OnView | None = None,

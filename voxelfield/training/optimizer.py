@@ -176,7 +176,10 @@ class Optimizers:
 
     def collected(self, parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> list[Any]:
         """Returns values of the shards of this process as a checkpoint stores them; a collective call."""
-        return list(values if self.division is None else map(self.division.collected, parameters, values))
+        if self.division is None:
+            return list(values)
+        pairs = zip(parameters, values, strict=True)
+        return [self.division.collected(parameter, value) for parameter, value in pairs]
 
     def local_values(self, parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> list[Tensor]:
         """Returns the values of the shards of this process, from values of whole parameters."""

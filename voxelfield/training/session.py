@@ -196,7 +196,8 @@ class Session:
             images: Where the training images are (:data:`voxelfield.models.pixel_sampler.Images`); None for the place
                 that was chosen.
         """
-        model, place = outlined_model(self.config, "cpu"), self._images if images is None else images
+        model = outlined_model(self.config, "cpu")
+        place = self._images if images is None else images
         return estimate_memory(model, self.config, self.scene.train, self.device.type, place)
 
     def fit(self, *, wait: bool = True) -> bool:
