@@ -21,6 +21,7 @@ from voxelfield.cli.command import main
 from voxelfield.components.environment import choose_environment
 from voxelfield.components.exposure import AffineExposure
 from voxelfield.components.refinement import refine_views
+from voxelfield.evaluation.evaluation import evaluate_split
 from voxelfield.export import save_model
 from voxelfield.fields.decoders import SHDecoder
 from voxelfield.fields.density import DensityActivation
@@ -197,14 +198,16 @@ def test_the_map_is_saved_resumed_and_loaded(scene, trained, tmp_path):
 @pytest.mark.slow
 def test_poses_of_views_are_refined_before_the_map(scene, well_trained):
     moved = scene.test.cameras.c2w.clone()
-    moved[:, :3, 3] += 0.02
+    moved[:, :3, 3] += 0.04
     split = replace(scene.test, cameras=replace(scene.test.cameras, c2w=moved))
     before = [each.detach().clone() for each in well_trained.model.environment.maps]
-    refined = refine_views(well_trained.model, well_trained.config.trainer, split, steps=30, rate=3e-3)
+    refined = refine_views(well_trained.model, well_trained.config.trainer, split, steps=60, rate=3e-3)
     for maps in zip(before, well_trained.model.environment.maps, strict=True):
         assert torch.equal(*maps)
-    given, found = ((views.cameras.c2w - scene.test.cameras.c2w)[:, :3, 3].norm(dim=1) for views in (split, refined))
-    assert found.mean() < given.mean()
+    # Not the poses: in so few pixels, a turn does what a shift does.
+    view, background = well_trained.renderer().view, well_trained.model.background
+    given, found = (evaluate_split(view, views, background, progress=False).psnr for views in (split, refined))
+    assert found > given + 2, (found, given)  # dB
 
 
 def test_exposures_apply_to_what_the_cameras_captured(scene):
