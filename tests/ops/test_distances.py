@@ -105,6 +105,9 @@ def test_redistance_of_every_channel_and_element_by_itself():
 def test_redistance_without_a_surface_and_of_unknown_values():
     assert ops.redistance(torch.ones(3, 1, 4, 1), BOX).eq(math.inf).all()
     assert ops.redistance(-torch.ones(1, 1, 1, 1), BOX).eq(-math.inf).all()
+    # Twelve vertices are more than are searched between two looks at what is found.
+    for shape in ((12, 12, 12, 0), (0, 12, 12, 12, 1)):
+        assert ops.redistance(torch.ones(shape), BOX).shape == shape
     grid = lattice((5, 3, 3))[..., :1].contiguous() - 0.1
     grid[0] = math.nan
     found = ops.redistance(grid, BOX)

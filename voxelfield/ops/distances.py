@@ -208,8 +208,12 @@ def _steps_to_crossing(values: Tensor, axis: int) -> Tensor:
     none = torch.full_like(values.narrow(axis, 0, 1), math.inf)
     ahead = torch.cat((torch.where(crossing, place, math.inf), none), dim=axis)
     behind = torch.cat((-none, torch.where(crossing, place, -math.inf)), dim=axis)
-    ahead = ahead.flip(axis).cummin(axis).values.flip(axis)
-    return torch.minimum(ahead - index, index - behind.cummax(axis).values)
+    for i in range(1, count):  # cummin and cummax would find indices too, which takes several times as long
+        nearer, vertex = behind.select(axis, i - 1), behind.select(axis, i)
+        torch.maximum(nearer, vertex, out=vertex)
+        nearer, vertex = ahead.select(axis, count - i), ahead.select(axis, count - 1 - i)
+        torch.minimum(nearer, vertex, out=vertex)
+    return torch.minimum(ahead - index, index - behind)
 
 
 def _nearest(squared: Tensor, axis: int, step: Tensor) -> Tensor:
@@ -218,7 +222,12 @@ def _nearest(squared: Tensor, axis: int, step: Tensor) -> Tensor:
     count, rows = len(lines), lines.flatten(1)
     added = (step * torch.arange(count, dtype=squared.dtype, device=squared.device)).square().unbind(0)
     parts, traced = [], traces_ops()  # in which no number can be looked at
-    for part in rows.split(_LINES.get(squared.device.type, 1 << 20), dim=1):
+    known: Any = slice(None)
+    if not traced:
+        known = rows.isfinite().any(dim=0).nonzero()[:, 0]
+        if len(known) == 0:
+            return squared
+    for part in rows[:, known].split(_LINES.get(squared.device.type, 1 << 20), dim=1):
         part = part.contiguous()
         least = part.clone()
         for shift in range(1, count):
@@ -229,7 +238,9 @@ def _nearest(squared: Tensor, axis: int, step: Tensor) -> Tensor:
             torch.minimum(least[shift:], sums[:-shift], out=least[shift:])
             torch.minimum(least[:-shift], sums[shift:], out=least[:-shift])
         parts.append(least)
-    return torch.cat(parts, dim=1).view(lines.shape).movedim(0, axis) if parts else squared
+    found = torch.full_like(rows, math.inf)  # a line without any distance remains without one
+    found[:, known] = torch.cat(parts, dim=1)
+    return found.view(lines.shape).movedim(0, axis)
 
 
 class FusedDepth(NamedTuple):
