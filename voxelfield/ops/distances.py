@@ -209,10 +209,8 @@ def _steps_to_crossing(values: Tensor, axis: int) -> Tensor:
     ahead = torch.cat((torch.where(crossing, place, math.inf), none), dim=axis)
     behind = torch.cat((-none, torch.where(crossing, place, -math.inf)), dim=axis)
     for i in range(1, count):  # cummin and cummax would find indices too, which takes several times as long
-        nearer, vertex = behind.select(axis, i - 1), behind.select(axis, i)
-        torch.maximum(nearer, vertex, out=vertex)
-        nearer, vertex = ahead.select(axis, count - i), ahead.select(axis, count - 1 - i)
-        torch.minimum(nearer, vertex, out=vertex)
+        behind.select(axis, i).clamp_(min=behind.select(axis, i - 1))
+        ahead.select(axis, count - 1 - i).clamp_(max=ahead.select(axis, count - i))
     return torch.minimum(ahead - index, index - behind)
 
 
@@ -221,7 +219,7 @@ def _nearest(squared: Tensor, axis: int, step: Tensor) -> Tensor:
     lines = squared.movedim(axis, 0)
     count, rows = len(lines), lines.flatten(1)
     added = (step * torch.arange(count, dtype=squared.dtype, device=squared.device)).square().unbind(0)
-    parts, traced = [], traces_ops()  # in which no number can be looked at
+    parts, traced = [], traces_ops() or squared.is_meta  # when no number can be looked at
     known: Any = slice(None)
     if not traced:
         known = rows.isfinite().any(dim=0).nonzero()[:, 0]
