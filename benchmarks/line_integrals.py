@@ -7,7 +7,8 @@
   and ``Trilinear``, with samples a voxel apart, and ``F.grid_sample`` at such samples of each ray, summed; and on a
   GPU, without gradients, next to the projector ``cuda3d`` of the ASTRA toolbox, with samples a plane of voxels apart.
 - "backprojections", on a GPU: the transpose of these radiographs, next to the ASTRA toolbox, which looks up the
-  detector for each voxel, so that its result is not quite the transpose of its projections.
+  detector for each voxel, so that its result is not quite the transpose of its projections; and "iterations": the
+  projections and then their backprojection, which each iteration of SIRT or conjugate gradients consists of.
 - "sinogram": parallel beams in a plane, next to the ``linear`` projector of the ASTRA toolbox, on a CPU; its "backward"
   is backprojection alone.
 
@@ -19,10 +20,10 @@ image, that holds for means over blocks of 6 vertices along each axis, away from
 which are those of constant voxels, are not compared.
 
 The floor is the time to move the volume, the rays and the projections once (backward: the volume three times, as its
-gradient is zeroed and written, and the rest twice; backprojections: the volume twice) at the copy bandwidth measured in
-the same run. "L2" is the time to move the sectors that each 32 consecutive rays touch in each cell that they cross,
-estimated from some of them, at the bandwidth measured within the L2 cache. On a GPU, a second table has the peak memory
-above the inputs.
+gradient is zeroed and written, and the rest twice; backprojections: the volume twice; iterations: the volume three
+times and the rest twice) at the copy bandwidth measured in the same run. "L2" is the time to move the sectors that each
+32 neighbouring rays of a row touch in each cell that they cross, estimated from some of them, at the bandwidth measured
+within the L2 cache. On a GPU, a second table has the peak memory above the inputs.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ PACKAGES = {"diffdrr": "diffdrr==0.6.1", "astra": "astra-toolbox==2.5.0"}
 RATIOS = {
     "radiographs": "best of others / ours",
     "backprojections": "astra / ours",
+    "iterations": "astra / ours",
     "sinogram": "astra / ours",
 }
 TOLERANCE = 0.02  # of sums at samples
@@ -102,10 +104,15 @@ def radiograph_inputs(size: int, side: int, count: int, device: torch.device) ->
 # --- alternatives ---------------------------------------------------------------------------------------------------
 
 
-def project(pixels: Tensor, grid: Tensor, pose: Tensor) -> Tensor:
-    """Integrates with our op."""
+def image_rays(pixels: Tensor, columns: int, pose: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns origins (..., 1, 1, 3) and directions (..., rows, columns, 3) as our ops take images."""
     source, target = rays_of(pose, pixels)
-    return ops.integrate_rays(grid, source, target - source)
+    return source.unsqueeze(-2), (target - source).unflatten(-2, (-1, columns))
+
+
+def project(pixels: Tensor, columns: int, grid: Tensor, pose: Tensor) -> Tensor:
+    """Integrates with our op."""
+    return ops.integrate_rays(grid, *image_rays(pixels, columns, pose)).flatten(-3, -2)
 
 
 def project_samples(pixels: Tensor, grid: Tensor, pose: Tensor) -> Tensor:
@@ -202,27 +209,34 @@ def prepare_astra_radiographs(inputs: Inputs) -> Prepared:
     return {"forward": Pass(forward, lambda images: (images.permute(1, 0, 2).reshape(count, -1, 1),))}
 
 
-def prepare_astra_backprojections(inputs: Inputs) -> Prepared:
-    """Prepares ASTRA's backprojection of the values of radiographs."""
-    backproject_into = importlib.import_module("astra.experimental").direct_BP3D
-    projector, volume = astra_projector(inputs), inputs.sources[0][..., 0].permute(2, 1, 0)
+def prepare_astra_backprojections(project_too: bool, inputs: Inputs) -> Prepared:
+    """Prepares ASTRA's backprojection of given values, or of the radiographs, which are projected in the call."""
+    calls: Any = importlib.import_module("astra.experimental")
+    projector, volume = astra_projector(inputs), inputs.sources[0][..., 0].permute(2, 1, 0).contiguous()
     count, side = len(inputs.points), math.isqrt(inputs.values.shape[1])
-    images = inputs.values.view(count, side, side).permute(1, 0, 2).contiguous()
+    given = inputs.values.view(count, side, side).permute(1, 0, 2).contiguous()
 
     def forward() -> Tensor:
-        sums = torch.empty_like(volume, memory_format=torch.contiguous_format)
-        backproject_into(projector, sums, images)
+        images, sums = torch.empty_like(given) if project_too else given, torch.empty_like(volume)
+        if project_too:
+            calls.direct_FP3D(projector, volume, images)
+        calls.direct_BP3D(projector, sums, images)
         return sums
 
     return {"forward": Pass(forward, lambda sums: compared((sums.permute(2, 1, 0)[..., None],)))}
 
 
-def prepare_backprojections(pixels: Tensor, inputs: Inputs) -> Prepared:
-    """Prepares our backprojection of the values of radiographs."""
-    source, target = rays_of(inputs.points, pixels.to(inputs.points.dtype))
-    origins, directions = source.expand_as(target).flatten(0, 1), (target - source).flatten(0, 1)
-    call = partial(ops.backproject_rays, inputs.values.flatten(0, 1), origins, directions, inputs.sources[0].shape[:3])
-    return {"forward": Pass(call, lambda sums: compared((sums,)))}
+def prepare_backprojections(pixels: Tensor, project_too: bool, inputs: Inputs) -> Prepared:
+    """Prepares our backprojection of given values, or of the radiographs, which are projected in the call."""
+    (grid,), side = inputs.sources, math.isqrt(inputs.values.shape[1])
+    rays = image_rays(pixels.to(inputs.points.dtype), side, inputs.points)
+    given = inputs.values.unflatten(1, (side, side))
+
+    def forward() -> Tensor:
+        values = ops.integrate_rays(grid, *rays) if project_too else given
+        return ops.backproject_rays(values, *rays, grid.shape[:3])
+
+    return {"forward": Pass(forward, lambda sums: compared((sums,)))}
 
 
 def prepare_astra(size: int, detectors: int, inputs: Inputs) -> Prepared:
@@ -278,10 +292,10 @@ def float64_errors(pixels: Tensor, inputs: Inputs, results: dict[str, Results]) 
     (grid,), poses, _ = Inputs(tuple(x.double() for x in inputs.sources), *(x.double() for x in inputs[1:]))
     some = torch.randint(len(pixels), (_CHECKED,), device=pixels.device)
     exact = prepare_at_once(
-        partial(project, pixels[some].double()), Inputs((grid,), poses, inputs.values[:, some].double())
+        partial(project, pixels[some].double(), 1), Inputs((grid,), poses, inputs.values[:, some].double())
     )
     again = prepare_at_once(
-        partial(project, pixels[some]), Inputs(inputs.sources, inputs.points, inputs.values[:, some])
+        partial(project, pixels[some], 1), Inputs(inputs.sources, inputs.points, inputs.values[:, some])
     )
     pairs = zip(again["backward"].call(), exact["backward"].call(), strict=True)
     return {
@@ -340,7 +354,7 @@ def radiograph_case(size: int, side: int, count: int, device: torch.device) -> C
         f"{count} x {side}^2 through {size}^3",
         "",
         partial(radiograph_inputs, size, side, count, device),
-        {OURS: partial(prepare_at_once, partial(project, pixels)), **others},
+        {OURS: partial(prepare_at_once, partial(project, pixels, side)), **others},
         tuple(others),
         floor,
         partial(float64_errors, pixels),
@@ -348,9 +362,9 @@ def radiograph_case(size: int, side: int, count: int, device: torch.device) -> C
     )
 
 
-def backprojection_case(size: int, side: int, count: int, device: torch.device) -> Case:
-    """Describes the transpose of radiographs."""
-    prepare = partial(prepare_backprojections, pixels_of(side, device))
+def backprojection_case(size: int, side: int, count: int, project_too: bool, device: torch.device) -> Case:
+    """Describes the transpose of radiographs, or what an iteration of a reconstruction computes."""
+    prepare = partial(prepare_backprojections, pixels_of(side, device), project_too)
 
     def errors(inputs: Inputs, results: dict[str, Results]) -> Errors:
         wide = Inputs((inputs.sources[0].double(),), inputs.points.double(), inputs.values.double())
@@ -359,14 +373,15 @@ def backprojection_case(size: int, side: int, count: int, device: torch.device) 
 
     def floor(inputs: Inputs) -> _floors.Floor:
         moved = 7 * inputs.values.nbytes + 2 * inputs.sources[0].nbytes
+        moved += project_too * (7 * inputs.values.nbytes + inputs.sources[0].nbytes)
         return _floors.Floor(moved, moved)
 
     return Case(
-        "backprojections",
+        "iterations" if project_too else "backprojections",
         f"{count} x {side}^2 into {size}^3",
         "",
         partial(radiograph_inputs, size, side, count, device),
-        {OURS: prepare, "astra": prepare_astra_backprojections},
+        {OURS: prepare, "astra": partial(prepare_astra_backprojections, project_too)},
         ("astra",),
         floor,
         errors,
@@ -411,7 +426,8 @@ def cases(device: torch.device) -> Iterator[Case]:
     if device.type == "cuda":
         yield radiograph_case(256, 512, 8, device)
         if installed("astra"):
-            yield backprojection_case(256, 512, 8, device)
+            for project_too in (False, True):
+                yield backprojection_case(256, 512, 8, project_too, device)
     else:
         yield radiograph_case(48, 64, 2, device)
         if installed("astra"):

@@ -15,11 +15,14 @@ namespace voxelfield {
 // Rays through grids (B, X, Y, Z, C), vertices at the faces of the unit cube, and the labels of vertices (X, Y, Z).
 template <typename T>
 struct RayBundle {
+  static constexpr int32_t kTile = 16;
+
   const T *origins, *directions;  // (count, 3)
   const T *near, *far;            // (count,), or null for 0 and infinity
   const int32_t* labels;          // or null: all vertices have label 0
   int64_t label_count, channels, count;
   int64_t rays_per_grid;  // ray n crosses grid n / rays_per_grid; 0 if there is one grid
+  int64_t columns;        // of the images whose rows the rays are; 1 if they are not in images
   int32_t resolution[3];
 
   VOXELFIELD_HOST_DEVICE int64_t grid_of(int64_t ray) const { return rays_per_grid > 0 ? ray / rays_per_grid : 0; }
@@ -31,6 +34,42 @@ struct RayBundle {
     return label >= 0 && label < label_count ? label : -1;
   }
 
+  // Rays of images are walked in tiles, so that neighbouring threads read and add to the same vertices: 256 slots in a
+  // row are 16 x 16 pixels, and 32 of these 16 x 2 or 2 x 16. Slots beyond the edges have no ray.
+  VOXELFIELD_HOST_DEVICE bool tiled() const { return columns >= 4 * kTile && count >= 4 * kTile * columns; }
+
+  VOXELFIELD_HOST_DEVICE int64_t slots() const {
+    if (!tiled()) return count;
+    return (count / columns + kTile - 1) / kTile * ((columns + kTile - 1) / kTile) * (kTile * kTile);
+  }
+
+  // The ray of a slot, or -1.
+  VOXELFIELD_HOST_DEVICE int64_t ray_in(int64_t slot) const {
+    if (!tiled()) return slot;
+    const int64_t rows = count / columns, across = (columns + kTile - 1) / kTile, tile = slot / (kTile * kTile);
+    const int64_t row = tile / across * kTile, column = tile % across * kTile;
+    const auto within = static_cast<int32_t>(slot % (kTile * kTile));
+    const int32_t small = within / (2 * kTile) * 2 + within % 2, large = within % (2 * kTile) / 2;
+    const bool down = runs_down(row * columns + column, rows - row, columns - column);
+    const int64_t y = row + (down ? large : small), x = column + (down ? small : large);
+    return y < rows && x < columns ? y * columns + x : -1;
+  }
+
+  // Whether the pixels of a column of the image differ more along z, where vertices are contiguous, than those of a row.
+  // If rows are of different cameras, the pixels of a column are far apart.
+  VOXELFIELD_HOST_DEVICE bool runs_down(int64_t ray, int64_t rows_left, int64_t columns_left) const {
+    if (rows_left < 2 || columns_left < 2) return false;
+    T below[3], beside[3];
+    VOXELFIELD_UNROLL
+    for (int axis = 0; axis < 3; ++axis) {
+      const auto at = [&](int64_t n) { return origins[3 * n + axis] + directions[3 * n + axis]; };
+      below[axis] = at(ray + columns) - at(ray);
+      beside[axis] = at(ray + 1) - at(ray);
+    }
+    const auto squares = [](const T (&x)[3]) { return x[0] * x[0] + x[1] * x[1] + x[2] * x[2]; };
+    return std::fabs(below[2]) > std::fabs(beside[2]) && squares(below) <= T(16) * squares(beside);
+  }
+
   // The offset of a ray's row for a label in values (count, labels, channels).
   VOXELFIELD_HOST_DEVICE int64_t row(int64_t ray, int64_t label) const {
     return (ray * label_count + label) * channels;
@@ -40,15 +79,18 @@ struct RayBundle {
 template <typename T>
 class Line {
  public:
-  Stencil<T> cell{};          // the current cell, its offsets counted in vertices; `slope` is not set
+  Stencil<T> cell{};          // the current cell; `slope` is not set
   T unit[3]{};                // direction
   T rise[3]{};                // derivative of a coordinate along an axis of the cell in that of the point
   T speed{};                  // length of the ray's direction
   T begin{};                  // distance from the ray's origin to the start of the line
   T length{};                 // 0 if the ray misses the cube or is not finite
-  int entry = -1, exit = -1;  // the axis whose face ends the line, or -1 if `near` or `far` does
+  // 1 << axis of the face that ends the line, or 0 if `near` or `far` does. Of the axis itself, compilers make an index
+  // of arrays, which a GPU then keeps in memory.
+  int entry = 0, exit = 0;
 
-  VOXELFIELD_HOST_DEVICE Line(const RayBundle<T>& rays, int64_t ray) {
+  // Offsets count vertices, or numbers if the `stride` between two vertices along z is that of these.
+  VOXELFIELD_HOST_DEVICE Line(const RayBundle<T>& rays, int64_t ray, int64_t stride = 1) {
     const T* const origin = rays.origins + 3 * ray;
     const T* const direction = rays.directions + 3 * ray;
     const T largest = std::fmax(std::fabs(direction[0]), std::fmax(std::fabs(direction[1]), std::fabs(direction[2])));
@@ -71,15 +113,14 @@ class Line {
         unit[axis] = T(0);
         outside = outside || origin[axis] < T(0) || origin[axis] > T(1);
       } else {
-        if (first > begin) entry = axis;
+        if (first > begin) entry = 1 << axis;
         if (first > begin) begin = first;
-        if (last < end) exit = axis;
+        if (last < end) exit = 1 << axis;
         if (last < end) end = last;
       }
     }
     if (outside || !(begin < end) || !(end < T(INFINITY))) return;
     length = end - begin;
-    int64_t stride = 1;
     VOXELFIELD_UNROLL
     for (int axis = 2; axis >= 0; --axis) {
       const int32_t last = rays.resolution[axis] - 1;
@@ -87,10 +128,10 @@ class Line {
       const bool descends = unit[axis] < T(0);
       // Fused: the start is on the line as exactly as it can be written, also if the origin is far away.
       const T point = std::fma(begin, unit[axis], origin[axis]);
-      start_[axis] = axis == entry ? T(0) : clamp((descends ? T(1) - point : point) * size, size);
+      start_[axis] = entry == 1 << axis ? T(0) : clamp((descends ? T(1) - point : point) * size, size);
       rise[axis] = descends ? -size : size;
       rate_[axis] = unit[axis] * rise[axis];
-      pace_[axis] = T(1) / rate_[axis];
+      pace_[axis] = rate_[axis] > T(0) ? T(1) / rate_[axis] : T(INFINITY);
       cells_[axis] = last > 1 ? last : 1;
       cell.step[axis] = last == 0 ? 0 : descends ? -stride : stride;
       cell.origin += descends ? last * stride : 0;
@@ -119,9 +160,8 @@ class Line {
   VOXELFIELD_HOST_DEVICE const Stencil<T>& at(T distance) {
     VOXELFIELD_UNROLL
     for (int axis = 0; axis < 3; ++axis) {
-      const T u = multiply_add(distance, rate_[axis], start_[axis]) - coordinate_of<T>(cell.lower[axis]);
-      cell.weight[axis][1] = clamp(u, T(1));
-      cell.weight[axis][0] = T(1) - cell.weight[axis][1];
+      cell.weight[axis][0] = saturate(multiply_add(-distance, rate_[axis], upper_[axis] - start_[axis]));
+      cell.weight[axis][1] = T(1) - cell.weight[axis][0];
     }
     return cell;
   }
@@ -140,7 +180,10 @@ class Line {
     at_nodes(from, to, [&](T distance, T weight) {
       const Stencil<T>& point = at(distance);
       VOXELFIELD_UNROLL
-      for (int corner = 0; corner < kCorners; ++corner) sums[corner] += weight * point.value(corner);
+      for (int corner = 0; corner < kCorners; ++corner) {
+        const T in_plane = weight * point.weight[2][corner & 1] * point.weight[0][corner >> 2];
+        sums[corner] += in_plane * point.weight[1][corner >> 1 & 1];
+      }
     });
   }
 
@@ -155,7 +198,7 @@ class Line {
       int axis = -1;
       VOXELFIELD_UNROLL
       for (int i = 0; i < 3; ++i) {
-        const T distance = rate_[i] > T(0) ? face(i, cell.lower[i] + 1) : next;
+        const T distance = (upper_[i] - start_[i]) * pace_[i];
         if (distance < next) axis = i;
         if (distance < next) next = distance;
       }
@@ -168,6 +211,7 @@ class Line {
       VOXELFIELD_UNROLL
       for (int i = 0; i < 3; ++i) {
         if (i == axis) cell.lower[i] += 1;
+        if (i == axis) upper_[i] += T(1);
         if (i == axis) cell.origin += cell.step[i];
       }
       moved(axis);
@@ -224,12 +268,15 @@ class Line {
       int32_t now = index_below(u, cells_[axis] - 1);
       if (axis == 0 && restarts) now = before < first_cell_ ? first_cell_ : before;
       cell.lower[axis] = now;
+      upper_[axis] = coordinate_of<T>(now + 1);
       cell.origin += (now - before) * cell.step[axis];
     }
   }
 
-  T start_[3]{}, rate_[3]{}, pace_[3]{};  // in cells: where the line starts, its slope, and the inverse of that
-  T from_{}, to_{};                       // the distances between which it is walked
+  T start_[3]{}, rate_[3]{};  // in cells: where the line starts, and its slope
+  T pace_[3]{};               // the inverse of that, infinite along axes along which the line does not move
+  T upper_[3]{};     // the upper vertex of the current cell, which saves conversions
+  T from_{}, to_{};  // the distances between which the line is walked
   int32_t cells_[3]{};
   int32_t first_cell_ = -1;  // along x, or -1 if the walk is not restricted
 };

@@ -1,7 +1,7 @@
 // Integrals of grids along rays, their adjoint and derivatives, and first crossings of a level: formulas, and the host
 // side for both backends. Rays are (N, 3) for one grid, or (B, N, 3) for a batch. All numbers are float32 or float64.
 //   Backend::for_each(n, formula)
-//   Backend::backproject(rays, values, sums, scale)                         adds to zeros, or as whole numbers
+//   Backend::backproject(rays, values, sums, scale, like)                   adds to zeros, or as whole numbers
 #pragma once
 
 #include "common/checks.h"
@@ -28,7 +28,8 @@ struct IntegrateRays {
   };
 
   VOXELFIELD_HOST_DEVICE void operator()(int64_t i) const {
-    const int64_t blocks = rays.channels / Width, ray = i / blocks, channel = i % blocks * Width;
+    const int64_t blocks = rays.channels / Width, ray = rays.ray_in(i / blocks), channel = i % blocks * Width;
+    if (ray < 0) return;
     const T* const data = grid + rays.grid_of(ray) * rays.vertices() * rays.channels + channel;
     T* const row = out + rays.row(ray, 0) + channel;
     Channels<T, Width> sum{};
@@ -41,11 +42,12 @@ struct IntegrateRays {
       }
       current = label;
     };
-    const auto load = [&](int64_t vertex) {
-      return Vertex{*reinterpret_cast<const Channels<T, Width>*>(data + vertex * rays.channels),
-                    kLabelled ? rays.label_of(vertex) : 0};
+    // Labels are found by the number of a vertex. Without them, offsets need no multiplication.
+    const auto load = [&](int64_t at) {
+      return Vertex{*reinterpret_cast<const Channels<T, Width>*>(data + (kLabelled ? at * rays.channels : at)),
+                    kLabelled ? rays.label_of(at) : 0};
     };
-    Line<T> line(rays, ray);
+    Line<T> line(rays, ray, kLabelled ? 1 : rays.channels);
     CornerValues<Vertex> corners;
     line.walk([&] { corners.load_all(line, load); },
               [&](T from, T to) {
@@ -69,20 +71,22 @@ struct IntegrateRays {
   }
 };
 
-// The derivatives of a ray's integrals, times values and summed over channels and labels.
-template <typename T>
+// The derivatives of a ray's integrals, times values and summed over channels and labels; kSingle: of one channel alone.
+template <typename T, bool kSingle>
 struct LineGradient {
   RayBundle<T> rays;
   const T *values, *grid;
   T* out;  // (count, 8): of origin, direction, near and far
 
-  VOXELFIELD_HOST_DEVICE void operator()(int64_t ray) const {
+  VOXELFIELD_HOST_DEVICE void operator()(int64_t slot) const {
+    const int64_t ray = rays.ray_in(slot);
+    if (ray < 0) return;
     T* const row = out + 8 * ray;
     VOXELFIELD_UNROLL
     for (int i = 0; i < 8; ++i) row[i] = T(0);
     const T* const data = grid + rays.grid_of(ray) * rays.vertices() * rays.channels;
     const auto load = [&](int64_t vertex) {
-      if (rays.channels == 1 && rays.labels == nullptr) return values[ray] * data[vertex];
+      if (kSingle) return values[ray] * data[vertex];
       T sum = T(0);
       const int64_t label = rays.label_of(vertex);
       if (label < 0) return sum;
@@ -117,15 +121,15 @@ struct LineGradient {
     VOXELFIELD_UNROLL
     for (int axis = 0; axis < 3; ++axis) {
       // Where a face ends the line, its end moves along the ray with the ray.
-      const T at_entry = axis == line.entry ? first / line.unit[axis] : T(0);
-      const T at_exit = axis == line.exit ? last / line.unit[axis] : T(0);
+      const T at_entry = line.entry == 1 << axis ? first / line.unit[axis] : T(0);
+      const T at_exit = line.exit == 1 << axis ? last / line.unit[axis] : T(0);
       const T rise = line.rise[axis], inner = rise * slopes[axis];
       row[axis] = inner + at_entry - at_exit;
       row[3 + axis] = (rise * moments[axis] + line.unit[axis] * total) / line.speed + begin * (inner + at_entry);
       row[3 + axis] -= end * at_exit;
     }
-    if (line.entry < 0) row[6] = -line.speed * first;
-    if (line.exit < 0) row[7] = line.speed * last;
+    if (line.entry == 0) row[6] = -line.speed * first;
+    if (line.exit == 0) row[7] = line.speed * last;
   }
 };
 
@@ -173,7 +177,9 @@ struct FirstCrossing {
   T* t;  // infinity if it does not
   bool* hit;
 
-  VOXELFIELD_HOST_DEVICE void operator()(int64_t ray) const {
+  VOXELFIELD_HOST_DEVICE void operator()(int64_t slot) const {
+    const int64_t ray = rays.ray_in(slot);
+    if (ray < 0) return;
     const T* const data = grid + rays.grid_of(ray) * rays.vertices();
     const auto load = [&](int64_t vertex) { return data[vertex] - level; };
     Line<T> line(rays, ray);
@@ -215,9 +221,9 @@ struct FirstCrossing {
 template <typename Backend>
 struct LineOps {
   static Tensor integrate_rays(const Tensor& grid, const Tensor& origins, const Tensor& directions,
-                               const OptionalTensor& near, const OptionalTensor& far, const OptionalTensor& labels,
-                               int64_t label_count) {
-    const Call call(shape_of(grid), grid, origins, directions, near, far, labels, label_count);
+                               const OptionalTensor& near, const OptionalTensor& far, int64_t columns,
+                               const OptionalTensor& labels, int64_t label_count) {
+    const Call call(shape_of(grid), grid, origins, directions, near, far, columns, labels, label_count);
     const Tensor data = as_contiguous(grid);
     const typename Backend::Guard guard(grid);
     Tensor out = labels.has_value() ? new_zeros(data, call.values, data.scalar_type()) : new_like(data, call.values);
@@ -230,7 +236,7 @@ struct LineOps {
       constexpr int kWidest = std::is_same_v<T, float> ? 4 : 1;
       dispatch_vector_width<kWidest, 1>(vector_width(kWidest, {rays.channels}, from, to), [&](auto width) {
         dispatch_flag(labels.has_value(), [&](auto labelled) {
-          Backend::for_each(rays.count * (rays.channels / width.value),
+          Backend::for_each(rays.slots() * (rays.channels / width.value),
                             IntegrateRays<T, width.value, labelled.value>{rays, from, to});
         });
       });
@@ -239,39 +245,42 @@ struct LineOps {
   }
 
   static Tensor line_gradient(const Tensor& values, const Tensor& grid, const Tensor& origins, const Tensor& directions,
-                              const OptionalTensor& near, const OptionalTensor& far, const OptionalTensor& labels,
-                              int64_t label_count) {
-    const Call call(shape_of(grid), grid, origins, directions, near, far, labels, label_count);
+                              const OptionalTensor& near, const OptionalTensor& far, int64_t columns,
+                              const OptionalTensor& labels, int64_t label_count) {
+    const Call call(shape_of(grid), grid, origins, directions, near, far, columns, labels, label_count);
     const Tensor given = checked("values", values, call.values, grid.scalar_type(), grid), data = as_contiguous(grid);
     const typename Backend::Guard guard(grid);
     Tensor out = new_like(data, call.rows(8));
     dispatch_opmath(data, [&](auto zero) {
       using T = decltype(zero);
-      const LineGradient<T> gradient{call.template bundle<T>(), data_of(given), data_of(data), data_of(out)};
-      Backend::for_each(gradient.rays.count, gradient);
+      const RayBundle<T> rays = call.template bundle<T>();
+      dispatch_flag(rays.channels == 1 && !labels.has_value(), [&](auto single) {
+        Backend::for_each(rays.slots(),
+                          LineGradient<T, single.value>{rays, data_of(given), data_of(data), data_of(out)});
+      });
     });
     return out;
   }
 
   static Tensor backproject_rays(const Tensor& values, const Tensor& origins, const Tensor& directions,
-                                 const OptionalTensor& near, const OptionalTensor& far, const OptionalTensor& labels,
-                                 int64_t label_count, std::vector<int64_t> size, const OptionalTensor& scale) {
+                                 const OptionalTensor& near, const OptionalTensor& far, int64_t columns,
+                                 const OptionalTensor& labels, int64_t label_count, std::vector<int64_t> size, const OptionalTensor& scale) {
     size.push_back(values.dim() > 0 ? values.size(-1) : any('C'));
     if (origins.dim() == 3) size.insert(size.begin(), origins.size(0));
-    const Call call(size, values, origins, directions, near, far, labels, label_count);
+    const Call call(size, values, origins, directions, near, far, columns, labels, label_count);
     const Tensor given = checked("values", values, call.values, values.scalar_type(), values);
     const typename Backend::Guard guard(values);
     return sum_exactly<Backend>(values, size, scale, [&](auto zero, void* sums, const double* per_one) {
       using T = decltype(zero);
       const T* const from = data_of(given);
-      if (given.numel() > 0) Backend::backproject(call.template bundle<T>(), from, sums, per_one);
+      if (given.numel() > 0) Backend::backproject(call.template bundle<T>(), from, sums, per_one, values);
     });
   }
 
   static std::tuple<Tensor, Tensor> first_crossing(const Tensor& grid, const Tensor& origins, const Tensor& directions,
                                                    const OptionalTensor& near, const OptionalTensor& far,
-                                                   double level) {
-    const Call call(shape_of(grid), grid, origins, directions, near, far, std::nullopt, 1);
+                                                   int64_t columns, double level) {
+    const Call call(shape_of(grid), grid, origins, directions, near, far, columns, std::nullopt, 1);
     STD_TORCH_CHECK(grid.size(-1) == 1, "grid must have one channel, got ", grid.size(-1));
     const typename Backend::Guard guard(grid);
     const std::vector<int64_t> shape(call.values.begin(), call.values.end() - 1);
@@ -280,7 +289,7 @@ struct LineOps {
     dispatch_opmath(data, [&](auto zero) {
       using T = decltype(zero);
       const RayBundle<T> rays = call.template bundle<T>();
-      Backend::for_each(rays.count,
+      Backend::for_each(rays.slots(),
                         FirstCrossing<T>{rays, data_of(data), static_cast<T>(level), data_of(t), data_of(hit)});
     });
     return {t, hit};
@@ -300,11 +309,12 @@ struct LineOps {
     std::vector<int64_t> values;  // shape of the values of rays
     Tensor origins, directions;
     OptionalTensor near, far, labels;
-    int64_t label_count;
+    int64_t columns, label_count;
 
     Call(std::vector<int64_t> grid, const Tensor& like, const Tensor& from, const Tensor& along,
-         const OptionalTensor& first, const OptionalTensor& last, const OptionalTensor& codes, int64_t label_count)
-        : grid(std::move(grid)), label_count(label_count) {
+         const OptionalTensor& first, const OptionalTensor& last, int64_t columns, const OptionalTensor& codes,
+         int64_t label_count)
+        : grid(std::move(grid)), columns(columns), label_count(label_count) {
       const ScalarType dtype = like.scalar_type();
       VOXELFIELD_CHECK_TYPE(dtype == ScalarType::Float || dtype == ScalarType::Double,
                             "grid must be float32 or float64, got ", dtype_name(dtype));
@@ -321,6 +331,8 @@ struct LineOps {
       shape.pop_back();
       near = checked("near", first, shape, dtype, like);
       far = checked("far", last, shape, dtype, like);
+      STD_TORCH_CHECK(columns > 0 && origins.numel() / 3 % columns == 0,
+                      "columns must be positive and divide the number of rays, got ", columns);
       STD_TORCH_CHECK(label_count >= 0 && (codes.has_value() || label_count == 1),
                       "label_count must not be negative, and 1 without labels, got ", label_count);
       labels = checked("labels", codes, std::vector<int64_t>(end - 3, end), ScalarType::Int, like);
@@ -341,6 +353,7 @@ struct LineOps {
       rays.channels = grid.back();
       rays.count = origins.numel() / 3;
       rays.rays_per_grid = grid.size() == 5 ? origins.size(1) : 0;
+      rays.columns = columns;
       std::copy_n(grid.end() - 4, 3, rays.resolution);
       return rays;
     }

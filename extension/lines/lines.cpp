@@ -99,11 +99,12 @@ struct Cpu : CpuBackend {
   template <typename T>
   static void for_each(int64_t n, const IntegrateRays<T, 1, false>& f) {
     if (!is_image(f.rays)) return CpuBackend::for_each(n, f, 64);
-    for_each_range(n, 64, [&](int64_t begin, int64_t end) { integrate_image(f.rays, f.grid, begin, end, f.out); });
+    for_each_range(f.rays.count, 64, [&](int64_t begin, int64_t end) { integrate_image(f.rays, f.grid, begin, end, f.out); });
   }
 
   template <typename T>
-  static void backproject(const RayBundle<T>& rays, const T* values, void* sums, const double* /*scale*/) {
+  static void backproject(const RayBundle<T>& rays, const T* values, void* sums, const double* /*scale*/,
+                          const Tensor& /*like*/) {
     const int64_t size = rays.resolution[0];
     const int64_t planes = std::max(kMinPlanes, (size + kSlabs - 1) / kSlabs), slabs = (size + planes - 1) / planes;
     const int64_t grids = rays.rays_per_grid > 0 ? rays.count / rays.rays_per_grid : 1;

@@ -99,6 +99,15 @@ VOXELFIELD_HOST_DEVICE T clamp(T u, T high) {
 #endif
 }
 
+// Clamps to [0, 1]; returns 0 for NaN. On the device, float32 takes no instruction of its own for it.
+template <typename T>
+VOXELFIELD_HOST_DEVICE T saturate(T u) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same_v<T, float>) return __saturatef(u);
+#endif
+  return clamp(u, T(1));
+}
+
 // Converts a vertex's index to a coordinate. On the device, indices beyond the precision of a float are rounded down.
 template <typename T>
 VOXELFIELD_HOST_DEVICE T coordinate_of(int32_t index) {

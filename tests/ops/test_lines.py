@@ -22,10 +22,10 @@ def rays_of(count, device="cpu", dtype=torch.float32):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("labelled", [False, True])
-def test_backprojection_is_the_adjoint(device, dtype, labelled):
+@pytest.mark.parametrize(("channels", "labelled"), [(3, False), (3, True), (1, False)])
+def test_backprojection_is_the_adjoint(device, dtype, channels, labelled):
     rays = rays_of(5000, device, dtype)
-    grid = torch.randn(*LARGE, 3, device=device, dtype=dtype)
+    grid = torch.randn(*LARGE, channels, device=device, dtype=dtype)
     labels = torch.randint(-1, 5, LARGE, device=device) if labelled else None
     options = {"labels": labels, "label_count": 4} if labelled else {}
     integrals = ops.integrate_rays(grid, *rays, **options)
@@ -47,6 +47,38 @@ def test_many_small_steps_give_the_same(device):
     inside = ((points >= 0) & (points <= 1)).all(-1, keepdim=True)
     expected = (ops.sample_trilinear(grid, points) * inside).sum(1) * 2e-4 * directions.norm(dim=1, keepdim=True)
     torch.testing.assert_close(ops.integrate_rays(grid, origins, directions), expected, rtol=1e-3, atol=1e-3)
+
+
+def pixels_of(device):
+    """The rays of two cameras' images (2, 70, 67, 3) along the axes of the cube, some of which miss it."""
+    rows, columns = ((torch.arange(n, device=device) + 0.5) * (1.2 / n) - 0.1 for n in (70, 67))
+    targets = torch.stack(torch.meshgrid(rows, columns, torch.tensor([0.9, -0.2], device=device), indexing="ij"), -1)
+    targets = torch.stack((targets[:, :, 0], targets[:, :, 1].flip(-1)))
+    sources = torch.tensor([[0.4, 0.3, 4.0], [3.0, 0.6, 0.5]], device=device)[:, None, None]
+    return sources.expand_as(targets), targets - sources
+
+
+@pytest.mark.parametrize("order", ["rows along x", "rows along z", "rows of different cameras"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_are_walked_in_any_order(device, order, channels):
+    """A GPU takes pixels in tiles, which end beyond the images: rays are as those of a list, to the bit."""
+    rays = [x.transpose(1, 2) if order == "rows along z" else x for x in pixels_of(device)]
+    if order == "rows of different cameras":
+        rays = [x.flatten(0, 2)[torch.randperm(70)[:, None] * 134 + torch.arange(134)] for x in rays]
+    lists = [x.reshape(-1, 3).requires_grad_() for x in rays]
+    rays = [x.detach().requires_grad_() for x in rays]
+    grid = torch.randn(20, 33, 17, channels, device=device)
+    values = torch.randn(*rays[0].shape[:-1], channels, device=device)
+    integrals, listed = ops.integrate_rays(grid, *rays), ops.integrate_rays(grid, *lists)
+    assert torch.equal(integrals.flatten(0, -2), listed)
+    assert 0 < (listed == 0).float().mean() < 1
+    gradients = torch.autograd.grad(integrals, rays, values), torch.autograd.grad(listed, lists, values.flatten(0, -2))
+    crossings = [ops.first_crossing(grid[..., :1], *some) for some in (rays, lists)]
+    for found, expected in (*zip(*gradients, strict=True), *zip(*crossings, strict=True)):
+        assert torch.equal(found.reshape(expected.shape), expected)
+    summed = ops.backproject_rays(values, *rays, grid.shape[:3])
+    exact = ops.backproject_rays(values.double().cpu(), *(x.double().cpu() for x in rays), grid.shape[:3])
+    torch.testing.assert_close(summed.double().cpu(), exact, rtol=0, atol=1e-4 * exact.abs().max().item())
 
 
 # origin, direction, and the integral through a grid of ones

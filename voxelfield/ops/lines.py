@@ -55,7 +55,8 @@ def integrate_rays(
             CUDA. A grid that is expanded over the batch is read where it is.
         origins: (..., 3) where rays begin, in the coordinates of the unit cube, or (B, ..., 3) for a batch. float32 or
             float64; converted as for :func:`voxelfield.ops.sample_trilinear`. The two arguments are broadcast against
-            each other: one source (3,) may have many directions.
+            each other: one source (3,) may have many directions. Rays of images are best left in their shape, (...,
+            rows, columns, 3): a GPU walks neighbouring pixels together, which takes half the time.
         directions: (..., 3), of any length: the integral is over distances, in the units of the cube. A ray that misses
             the cube, has no direction or is not finite has the integral zero.
         near: The parameter :math:`t` at which each ray begins, a number or a tensor that broadcasts to (...). None is
@@ -114,7 +115,9 @@ def backproject_rays(
 
     Returns:
         (X, Y, Z, C), or (B, X, Y, Z, C) if ``batched``, in the dtype of ``values``; sums of 16-bit values are computed
-        in float32. Differentiable as :func:`integrate_rays`, with respect to ``values`` instead of ``grid``.
+        in float32. Differentiable as :func:`integrate_rays`, with respect to ``values`` instead of ``grid``. Where rays
+        cross as many cells as the grid has, sums of one float32 channel on CUDA take the memory of two more such grids
+        while they are computed.
 
         Sums are bit-reproducible on the CPU, for any number of threads, and on CUDA under
         ``torch.use_deterministic_algorithms(True)``, where terms are rounded to multiples of about 2^-61 of the sum of
@@ -170,8 +173,8 @@ def first_crossing(
     return t.view(lead), hit.view(lead)
 
 
-# origins, directions, near and far as the kernels take them
-Rays = tuple[Tensor, Tensor, MaybeTensor, MaybeTensor]
+# origins, directions, near, far and the columns of images, as the kernels take them
+Rays = tuple[Tensor, Tensor, MaybeTensor, MaybeTensor, int]
 
 
 def _checked_lines(
@@ -225,7 +228,8 @@ def _checked_rays(
         check_field(name, limit, ("...",), FLOATING, like_name, like)
         _check_expands(name, limit.shape, lead)
         limits.append(limit.to(wide).expand(lead).reshape(shape))
-    return (start, along, *limits), lead  # type: ignore[return-value]
+    columns = max(1, lead[-1]) if len(lead) > 1 + batched else 1
+    return (start, along, *limits, columns), lead  # type: ignore[return-value]
 
 
 def _check_expands(name: str, shape: torch.Size, wanted: torch.Size) -> None:
@@ -248,9 +252,7 @@ def _checked_labels(
     return labels.to(torch.int32), label_count
 
 
-def _adjoint(
-    values: Tensor, rays: Sequence[MaybeTensor], labels: MaybeTensor, label_count: int, size: Sequence[int]
-) -> Tensor:
+def _adjoint(values: Tensor, rays: Sequence[Any], labels: MaybeTensor, label_count: int, size: Sequence[int]) -> Tensor:
     """Runs the raw op that backprojects rows of values."""
     # The weights of a ray add up to its length in the cube, of which sums of whole numbers have room for more.
     scale = whole_scale(values, size, False)
@@ -259,7 +261,7 @@ def _adjoint(
 
 def _gradients(grad: Tensor, needs: set[str], **arguments: Any) -> dict[str, Any]:
     """Differentiates integrals of a ``grid``, or the adjoint of ``values``, which is linear in the same way."""
-    rays, found = [arguments[name] for name in RAYS], {}
+    rays, found = [arguments[name] for name in (*RAYS, "columns")], {}
     labels = arguments["labels"], arguments["label_count"]
     if "grid" in needs:
         found["grid"] = _adjoint(grad, rays, *labels, arguments["grid"].shape[-4:-1])
