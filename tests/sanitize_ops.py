@@ -8,6 +8,7 @@ Names of functions below run only those: racecheck takes minutes for all. It che
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 
 import torch
@@ -33,7 +34,7 @@ from voxelfield.warps.nested_boxes import NestedBoxes
 BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).op_arguments
 LEVELS = [(1,), (4,), (12,), (28,), (33,), (64,), (3, 1), (12, 8)]  # channels of each level
 # padding, align_corners, nearest, batch
-LOOKUPS = [(0, True, False, 1), (1, True, False, 1), (1, False, False, 2), (2, True, True, 1)]
+LOOKUPS = [(0, True, False, 1), (1, True, False, 1), (1, False, False, 2), (2, True, True, 1), (3, True, False, 1)]
 
 
 def run_grid_ops(
@@ -95,7 +96,7 @@ def run_crowded_tiles():
 
 
 def run_line_ops():
-    """Integrates along rays of all kinds, there and back, with labels and in a batch, and finds crossings."""
+    """Integrates along rays of all kinds, there and back, with labels, in a batch and an image, and finds crossings."""
     device = torch.device("cuda")
     for dtype, channels, batch in itertools.product((torch.float32, torch.float64), (1, 3, 8), ((), (2,))):
         grid = torch.randn(*batch, 9, 1, 17, channels, device=device, dtype=dtype)
@@ -110,6 +111,9 @@ def run_line_ops():
                 ops.integrate_rays(*leaves, far=0.9, **options).sum().backward()
             torch.use_deterministic_algorithms(False)
         ops.first_crossing(grid[..., :1].contiguous(), origins, directions, 0.1)
+    grid = torch.randn(9, 8, 17, 1, device=device, requires_grad=True)
+    targets = torch.rand(70, 67, 3, device=device, requires_grad=True)
+    ops.integrate_rays(grid, targets.new_full((3,), -1.0), targets).sum().backward()
 
 
 def run_cell_ops():
@@ -387,6 +391,8 @@ if __name__ == "__main__":
     wanted = sys.argv[1:] or [part.__name__ for part in PARTS]
     if unknown := set(wanted) - {part.__name__ for part in PARTS}:
         sys.exit(f"unknown: {', '.join(sorted(unknown))}")
+    # Accesses beyond a tensor are seen only if what follows it is not memory of torch's own allocator.
+    os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     _library.ensure_loaded("cuda")
     for part in PARTS:
         if part.__name__ in wanted:

@@ -214,7 +214,8 @@ __global__ void __launch_bounds__(kGatherThreads)
       const bool exists = Single || vector * Width < level.locator.channels;
       auto s = find_stencil(level.locator, points, index);
       s.take_side(2, lane.upper);
-      const auto origin = exists ? s.origin + vector * Width : 0;
+      // Without a channel, the first one: beside vertex 0 instead, steps that wrap would lead out of the grid.
+      const auto origin = s.origin + (exists ? vector * Width : 0);
       Vector<scalar_t, Width> corner[kCorners / 2];
 #pragma unroll
       for (int k = 0; k < kCorners / 2; ++k) {
