@@ -22,8 +22,9 @@ which are those of constant voxels, are not compared.
 The floor is the time to move the volume, the rays and the projections once (backward: the volume three times, as its
 gradient is zeroed and written, and the rest twice; backprojections: the volume twice; iterations: the volume three
 times and the rest twice) at the copy bandwidth measured in the same run. "L2" is the time to move the sectors that each
-32 neighbouring rays of a row touch in each cell that they cross, estimated from some of them, at the bandwidth measured
-within the L2 cache. On a GPU, a second table has the peak memory above the inputs.
+16 x 2 pixels touch in each cell that they cross, estimated from some of them, at the bandwidth measured within the L2
+cache; what a cell has in common with the one before is counted twice. On a GPU, a second table has the peak memory
+above the inputs.
 """
 
 from __future__ import annotations
@@ -307,11 +308,12 @@ def float64_errors(pixels: Tensor, inputs: Inputs, results: dict[str, Results]) 
 
 
 def touched_bytes(pixels: Tensor, inputs: Inputs) -> int:
-    """Estimates from some rays the sectors that each 32 consecutive ones touch in all cells that they cross."""
+    """Estimates from some rays the sectors that each 16 x 2 of an image touch in all cells that they cross."""
     (grid,), poses, _ = inputs
-    size, side = grid.shape[0], len(pixels)
-    warps = torch.randint(side // 32, (64,), device=grid.device)
-    some = (warps[:, None] * 32 + torch.arange(32, device=grid.device)).flatten()
+    size, count, side = grid.shape[0], len(pixels), math.isqrt(len(pixels))
+    warps, place = torch.randint(count // 32, (64, 1), device=grid.device), torch.arange(32, device=grid.device)
+    rows, columns = warps // (side // 2) * 16 + place // 2, warps % (side // 2) * 2 + place % 2
+    some = (rows * side + columns).flatten()
     granule, total = harness.granule(grid.device), 0
     for pose in poses:
         source, target = rays_of(pose, pixels[some])
@@ -328,7 +330,7 @@ def touched_bytes(pixels: Tensor, inputs: Inputs) -> int:
         sectors = torch.stack([(vertex + corner) * grid.element_size() // granule for corner in corners], dim=-1)
         sectors = torch.where((last > first)[:, None], sectors, -1).view(steps, len(warps), 32 * 8).sort(dim=-1).values
         distinct = (sectors[..., 1:] != sectors[..., :-1]).sum() + (sectors[..., 0] >= 0).sum()
-        total += int(distinct) * granule * (side // 32) // len(warps)
+        total += int(distinct) * granule * (count // 32) // len(warps)
     return total
 
 
