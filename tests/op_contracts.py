@@ -474,6 +474,13 @@ LINES = {
             [reference.integrate_rays(*each) for each in zip(grid, origins, directions, strict=True)]
         ),
     ),
+    "integrate_rays, image": Contract(
+        call=ops.integrate_rays,
+        make=lambda n: {name: x.unflatten(0, (2, n)) for name, x in lines(2 * n).items()} | {"grid": rand(3, 4, 5, 1)},
+        reference=lambda grid, origins, directions: reference.integrate_rays(
+            grid, origins.flatten(0, 1), directions.flatten(0, 1)
+        ).view(*origins.shape[:-1], 1),
+    ),
     "backproject_rays": Contract(
         call=partial(ops.backproject_rays, resolution=(3, 4, 6), far=0.9),
         make=lambda n: lines(n, values=rand(n, 4)),

@@ -35,7 +35,8 @@ struct RayBundle {
   }
 
   // Rays of images are walked in tiles, so that neighbouring threads read and add to the same vertices: 256 slots in a
-  // row are 16 x 16 pixels, and 32 of these 16 x 2 or 2 x 16. Slots beyond the edges have no ray.
+  // row are 16 x 16 pixels, and 32 of these 16 x 2 or 2 x 16. Slots beyond the edges have no ray; of small images,
+  // these would be too many.
   VOXELFIELD_HOST_DEVICE bool tiled() const { return columns >= 4 * kTile && count >= 4 * kTile * columns; }
 
   VOXELFIELD_HOST_DEVICE int64_t slots() const {
@@ -47,16 +48,16 @@ struct RayBundle {
   VOXELFIELD_HOST_DEVICE int64_t ray_in(int64_t slot) const {
     if (!tiled()) return slot;
     const int64_t rows = count / columns, across = (columns + kTile - 1) / kTile, tile = slot / (kTile * kTile);
-    const int64_t row = tile / across * kTile, column = tile % across * kTile;
+    const int64_t top = tile / across * kTile, left = tile % across * kTile;
     const auto within = static_cast<int32_t>(slot % (kTile * kTile));
     const int32_t small = within / (2 * kTile) * 2 + within % 2, large = within % (2 * kTile) / 2;
-    const bool down = runs_down(row * columns + column, rows - row, columns - column);
-    const int64_t y = row + (down ? large : small), x = column + (down ? small : large);
+    const bool down = runs_down(top * columns + left, rows - top, columns - left);
+    const int64_t y = top + (down ? large : small), x = left + (down ? small : large);
     return y < rows && x < columns ? y * columns + x : -1;
   }
 
-  // Whether the pixels of a column of the image differ more along z, where vertices are contiguous, than those of a row.
-  // If rows are of different cameras, the pixels of a column are far apart.
+  // Whether the pixels of a column of the image differ more along z, where vertices are contiguous, than those of a
+  // row. If rows are of different cameras, the pixels of a column are far apart, and tiles follow the rows.
   VOXELFIELD_HOST_DEVICE bool runs_down(int64_t ray, int64_t rows_left, int64_t columns_left) const {
     if (rows_left < 2 || columns_left < 2) return false;
     T below[3], beside[3];
@@ -66,7 +67,7 @@ struct RayBundle {
       below[axis] = at(ray + columns) - at(ray);
       beside[axis] = at(ray + 1) - at(ray);
     }
-    const auto squares = [](const T (&x)[3]) { return x[0] * x[0] + x[1] * x[1] + x[2] * x[2]; };
+    const auto squares = [](const T(&x)[3]) { return x[0] * x[0] + x[1] * x[1] + x[2] * x[2]; };
     return std::fabs(below[2]) > std::fabs(beside[2]) && squares(below) <= T(16) * squares(beside);
   }
 
@@ -79,17 +80,17 @@ struct RayBundle {
 template <typename T>
 class Line {
  public:
-  Stencil<T> cell{};          // the current cell; `slope` is not set
-  T unit[3]{};                // direction
-  T rise[3]{};                // derivative of a coordinate along an axis of the cell in that of the point
-  T speed{};                  // length of the ray's direction
-  T begin{};                  // distance from the ray's origin to the start of the line
-  T length{};                 // 0 if the ray misses the cube or is not finite
-  // 1 << axis of the face that ends the line, or 0 if `near` or `far` does. Of the axis itself, compilers make an index
-  // of arrays, which a GPU then keeps in memory.
+  Stencil<T> cell{};  // the current cell; `slope` is not set
+  T unit[3]{};        // direction
+  T rise[3]{};        // derivative of a coordinate along an axis of the cell in that of the point
+  T speed{};          // length of the ray's direction
+  T begin{};          // distance from the ray's origin to the start of the line
+  T length{};         // 0 if the ray misses the cube or is not finite
+  // 1 << axis of the face that ends the line, or 0 if `near` or `far` does. A mask instead of the axis: compilers turn
+  // a comparison with the axis into an index of arrays, which a GPU keeps in local memory.
   int entry = 0, exit = 0;
 
-  // Offsets count vertices, or numbers if the `stride` between two vertices along z is that of these.
+  // `stride`: from one vertex to the next along z, 1 if offsets count vertices, the channels if they count elements.
   VOXELFIELD_HOST_DEVICE Line(const RayBundle<T>& rays, int64_t ray, int64_t stride = 1) {
     const T* const origin = rays.origins + 3 * ray;
     const T* const direction = rays.directions + 3 * ray;
@@ -179,6 +180,7 @@ class Line {
   VOXELFIELD_HOST_DEVICE void add_weights(T from, T to, T (&sums)[kCorners]) {
     at_nodes(from, to, [&](T distance, T weight) {
       const Stencil<T>& point = at(distance);
+      // As point.value(), but four products are weighted instead of eight.
       VOXELFIELD_UNROLL
       for (int corner = 0; corner < kCorners; ++corner) {
         const T in_plane = weight * point.weight[2][corner & 1] * point.weight[0][corner >> 2];
@@ -211,7 +213,11 @@ class Line {
       VOXELFIELD_UNROLL
       for (int i = 0; i < 3; ++i) {
         if (i == axis) cell.lower[i] += 1;
+#if defined(__CUDA_ARCH__)
         if (i == axis) upper_[i] += T(1);
+#else
+        if (i == axis) upper_[i] = coordinate_of<T>(cell.lower[i] + 1);
+#endif
         if (i == axis) cell.origin += cell.step[i];
       }
       moved(axis);
@@ -275,7 +281,7 @@ class Line {
 
   T start_[3]{}, rate_[3]{};  // in cells: where the line starts, and its slope
   T pace_[3]{};               // the inverse of that, infinite along axes along which the line does not move
-  T upper_[3]{};     // the upper vertex of the current cell, which saves conversions
+  T upper_[3]{};  // the upper vertex of the current cell; on a GPU, conversions take time, and float32 counts to 2^24
   T from_{}, to_{};  // the distances between which the line is walked
   int32_t cells_[3]{};
   int32_t first_cell_ = -1;  // along x, or -1 if the walk is not restricted

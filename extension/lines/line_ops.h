@@ -71,7 +71,8 @@ struct IntegrateRays {
   }
 };
 
-// The derivatives of a ray's integrals, times values and summed over channels and labels; kSingle: of one channel alone.
+// The derivatives of a ray's integrals, times values and summed over channels and labels; kSingle: there is one
+// channel, and no labels.
 template <typename T, bool kSingle>
 struct LineGradient {
   RayBundle<T> rays;
@@ -264,7 +265,8 @@ struct LineOps {
 
   static Tensor backproject_rays(const Tensor& values, const Tensor& origins, const Tensor& directions,
                                  const OptionalTensor& near, const OptionalTensor& far, int64_t columns,
-                                 const OptionalTensor& labels, int64_t label_count, std::vector<int64_t> size, const OptionalTensor& scale) {
+                                 const OptionalTensor& labels, int64_t label_count, std::vector<int64_t> size,
+                                 const OptionalTensor& scale) {
     size.push_back(values.dim() > 0 ? values.size(-1) : any('C'));
     if (origins.dim() == 3) size.insert(size.begin(), origins.size(0));
     const Call call(size, values, origins, directions, near, far, columns, labels, label_count);
@@ -340,9 +342,9 @@ struct LineOps {
       if (labels.has_value()) values.insert(values.end() - 1, label_count);
     }
 
-    std::vector<int64_t> rows(int64_t columns) const {
+    std::vector<int64_t> rows(int64_t width) const {
       std::vector<int64_t> shape = shape_of(origins);
-      shape.back() = columns;
+      shape.back() = width;
       return shape;
     }
 

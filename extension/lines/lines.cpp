@@ -99,7 +99,8 @@ struct Cpu : CpuBackend {
   template <typename T>
   static void for_each(int64_t n, const IntegrateRays<T, 1, false>& f) {
     if (!is_image(f.rays)) return CpuBackend::for_each(n, f, 64);
-    for_each_range(f.rays.count, 64, [&](int64_t begin, int64_t end) { integrate_image(f.rays, f.grid, begin, end, f.out); });
+    for_each_range(f.rays.count, 64,
+                   [&](int64_t begin, int64_t end) { integrate_image(f.rays, f.grid, begin, end, f.out); });
   }
 
   template <typename T>

@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int corner = 0; corner < kCorners; ++corner) add(line.cell.offset(corner), weights.at[corner]);
 }
 
-// The same for one channel. One atomic adds to the vertices z and z + 1 of a cell: to `pairs` (X, Y, Z, 2), in the place
-// of the first of them.
+// The same for one channel. One atomic adds to the vertices z and z + 1 of a cell: to `pairs` (X, Y, Z, 2), in the
+// place of the first of them.
 __global__ void __launch_bounds__(kThreads)
     backproject_pairs_kernel(const __grid_constant__ RayBundle<float> rays, const float* __restrict__ values,
                              float* __restrict__ pairs) {
@@ -62,6 +62,7 @@ __global__ void __launch_bounds__(kThreads)
   Line<float> line(rays, ray);
   if (line.misses()) return;
   const float value = values[ray];
+  // The first vertex of a pair in memory is that of side 1 if the ray descends.
   const bool descends = line.descends(2);
   const int64_t first = rays.grid_of(ray) * rays.vertices() + (descends ? line.cell.step[2] : 0);
   const auto add = [&](int64_t vertex, float weight, float next_weight) {
@@ -69,7 +70,7 @@ __global__ void __launch_bounds__(kThreads)
     const float term = weight == 0 ? 0 : weight * value, next = next_weight == 0 ? 0 : next_weight * value;
     atomic_add<2>(pairs + 2 * (first + vertex), Vector<float, 2>{descends ? next : term, descends ? term : next});
   };
-  const int64_t x = line.cell.step[0], y = line.cell.step[1], z = line.cell.step[2];
+  const int64_t step_x = line.cell.step[0], step_y = line.cell.step[1], step_z = line.cell.step[2];
   float w[kCorners] = {};
   line.walk([] {},
             [&](float from, float to) {
@@ -78,12 +79,12 @@ __global__ void __launch_bounds__(kThreads)
             },
             [&](int axis) {
               const bool along_x = axis == 0, along_y = axis == 1;
-              const int64_t before = line.cell.origin - (along_x ? x : along_y ? y : z);
+              const int64_t before = line.cell.origin - (along_x ? step_x : along_y ? step_y : step_z);
               add(before, w[0], w[1]);
-              add(before + (along_x ? y : x), along_x ? w[2] : w[4], along_x ? w[3] : w[5]);
+              add(before + (along_x ? step_y : step_x), along_x ? w[2] : w[4], along_x ? w[3] : w[5]);
               if (axis == 2) {  // the next cell has none of these pairs
-                add(before + y, w[2], w[3]);
-                add(before + x + y, w[6], w[7]);
+                add(before + step_y, w[2], w[3]);
+                add(before + step_x + step_y, w[6], w[7]);
               }
               w[0] = along_x ? w[4] : along_y ? w[2] : 0;
               w[1] = along_x ? w[5] : along_y ? w[3] : 0;
@@ -95,9 +96,9 @@ __global__ void __launch_bounds__(kThreads)
             });
   const int64_t last = line.cell.origin;
   add(last, w[0], w[1]);
-  add(last + y, w[2], w[3]);
-  add(last + x, w[4], w[5]);
-  add(last + x + y, w[6], w[7]);
+  add(last + step_y, w[2], w[3]);
+  add(last + step_x, w[4], w[5]);
+  add(last + step_x + step_y, w[6], w[7]);
 }
 
 struct SumPairs {
@@ -110,15 +111,21 @@ struct SumPairs {
   }
 };
 
-// Whether the kernel was compiled for GPUs with atomics for two numbers.
+// Whether the kernel was compiled for GPUs with atomics for two numbers. Code for older ones runs on newer ones too.
 bool adds_vectors() {
+#if defined(VOXELFIELD_SCALAR_ATOMICS)
+  return false;
+#else
   const auto kernel = reinterpret_cast<const void*>(backproject_pairs_kernel);
   return cached_query(kernel, 0, 0, [&] {
            cudaFuncAttributes attributes{};
            check_cuda(cudaFuncGetAttributes(&attributes, kernel));
            return attributes.ptxVersion;
          }) >= 90;
+#endif
 }
+
+constexpr int64_t kMostPairs = int64_t{1} << 29;
 
 struct Cuda : CudaBackend {
   static constexpr bool kAddsInAnyOrder = true;
@@ -126,15 +133,16 @@ struct Cuda : CudaBackend {
   template <typename T>
   static void backproject(const RayBundle<T>& rays, const T* values, void* sums, const double* scale,
                           const Tensor& like) {
-    const unsigned grid = blocks(rays.slots(), kThreads);
+    const unsigned block_count = blocks(rays.slots(), kThreads);
     if constexpr (std::is_same_v<T, float>) {
       const int64_t vertices = rays.vertices() * (rays.rays_per_grid > 0 ? rays.count / rays.rays_per_grid : 1);
       const int32_t longest = std::max({rays.resolution[0], rays.resolution[1], rays.resolution[2]});
-      // Memory for pairs is worth it where rays cross about as many cells as there are.
-      const bool pays = rays.channels == 1 && rays.resolution[2] > 1 && rays.count >= vertices / longest;
+      // Memory for pairs is worth it where rays cross about as many cells as there are. At most 4 GiB are taken.
+      const bool pays =
+          rays.channels == 1 && rays.resolution[2] > 1 && rays.count >= vertices / longest && vertices <= kMostPairs;
       if (pays && rays.labels == nullptr && scale == nullptr && adds_vectors()) {
         const Tensor pairs = new_zeros(like, {vertices, 2}, ScalarType::Float);
-        launch(backproject_pairs_kernel, grid, kThreads, 0, rays, values, data_of(pairs));
+        launch(backproject_pairs_kernel, block_count, kThreads, 0, rays, values, data_of(pairs));
         return for_each(vertices, SumPairs{data_of(pairs), static_cast<float*>(sums)});
       }
     }
@@ -142,7 +150,7 @@ struct Cuda : CudaBackend {
     const int widest = scale == nullptr ? kWidest : 1;
     dispatch_vector_width<kWidest, 1>(
         vector_width(widest, {rays.channels}, values, static_cast<const T*>(sums)), [&](auto width) {
-          launch(backproject_kernel<width.value, T>, grid, kThreads, 0, rays, values, sums, scale);
+          launch(backproject_kernel<width.value, T>, block_count, kThreads, 0, rays, values, sums, scale);
         });
   }
 };

@@ -31,7 +31,7 @@ STABLE_TORCH_LIBRARY_IMPL(voxelfield, CompositeExplicitAutograd, m) { m.impl("co
 
 // Arguments that several ops have in common.
 #define RAYS "Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset"
-#define LINES "Tensor origins, Tensor directions, Tensor? near, Tensor? far, int columns"
+#define LINES "Tensor origins, Tensor directions, Tensor? near, Tensor? far, SymInt columns"
 #define CELLS "Tensor occupied, int[] resolution, Tensor aabb_occupancy"
 #define CAMERA "Tensor c2w, Tensor intrinsics, Tensor? lens, int width, int height, int across"
 #define PYRAMID "Tensor[] levels, Tensor?[] blocks, Tensor aabb, Tensor[] density_weights"
@@ -99,8 +99,8 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   m.def("point_gradient_cells(Tensor values, Tensor feats, Tensor points, bool with_gradient) -> Tensor");
 
   // The integrals of grids (X, Y, Z, C) along rays (N, 3) through the unit cube, over t |direction| from near (or 0) to
-  // far; or of a batch, (B, X, Y, Z, C) and (B, N, 3). `columns` rays in a row are a row of an image, or one if there
-  // are no images. With `labels` (X, Y, Z) int32, one integral for each of the
+  // far; or of a batch, (B, X, Y, Z, C) and (B, N, 3). `columns` is the length of a row of the images that the rays
+  // form, or 1. With `labels` (X, Y, Z) int32, one integral for each of the
   // first `label_count` labels, (N, L, C), of the vertices that have it; without, label_count is 1. Then the adjoint in
   // the grid, whose `size` is X, Y, Z (`scale` is as for splat_separable), and the derivatives in origins, directions,
   // near and far (N, 8), summed over values.

@@ -99,7 +99,7 @@ VOXELFIELD_HOST_DEVICE T clamp(T u, T high) {
 #endif
 }
 
-// Clamps to [0, 1]; returns 0 for NaN. On the device, float32 takes no instruction of its own for it.
+// Clamps to [0, 1]; returns 0 for NaN. Of float32 on the device, it is a modifier of the instruction before.
 template <typename T>
 VOXELFIELD_HOST_DEVICE T saturate(T u) {
 #if defined(__CUDA_ARCH__)

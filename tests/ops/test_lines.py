@@ -61,7 +61,7 @@ def pixels_of(device):
 @pytest.mark.parametrize("order", ["rows along x", "rows along z", "rows of different cameras"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_images_are_walked_in_any_order(device, order, channels):
-    """A GPU takes pixels in tiles, which end beyond the images: rays are as those of a list, to the bit."""
+    """Pixels are taken in tiles, which end beyond the images: rays are as those of a list, to the bit."""
     rays = [x.transpose(1, 2) if order == "rows along z" else x for x in pixels_of(device)]
     if order == "rows of different cameras":
         rays = [x.flatten(0, 2)[torch.randperm(70)[:, None] * 134 + torch.arange(134)] for x in rays]
@@ -79,6 +79,29 @@ def test_images_are_walked_in_any_order(device, order, channels):
     summed = ops.backproject_rays(values, *rays, grid.shape[:3])
     exact = ops.backproject_rays(values.double().cpu(), *(x.double().cpu() for x in rays), grid.shape[:3])
     torch.testing.assert_close(summed.double().cpu(), exact, rtol=0, atol=1e-4 * exact.abs().max().item())
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+def test_images_with_limits_in_a_batch(device, labelled):
+    rays = [*pixels_of(device), torch.rand(2, 70, 67, device=device), 1 + torch.rand(2, 70, 67, device=device)]
+    lists = [x.flatten(1, 2) for x in rays]
+    grid = torch.randn(2, 20, 33, 17, 1, device=device)
+    labels = torch.randint(-1, 3, (20, 33, 17), device=device) if labelled else None
+    options = {"labels": labels, "label_count": 3} if labelled else {}
+    integrals = ops.integrate_rays(grid, *rays, **options)
+    assert torch.equal(integrals.flatten(1, 2), ops.integrate_rays(grid, *lists, **options))
+    summed, listed = (
+        ops.backproject_rays(values, *some[:2], (20, 33, 17), *some[2:], labels=labels, batched=True)
+        for values, some in ((integrals, rays), (integrals.flatten(1, 2), lists))
+    )
+    torch.testing.assert_close(summed, listed, rtol=0, atol=1e-5 * listed.abs().max().item())
+
+
+@pytest.mark.parametrize("columns", [0, -2, 7])
+def test_rows_must_divide_the_rays(device, columns):
+    grid, rays = torch.rand(3, 3, 3, 1, device=device), rays_of(20, device)
+    with pytest.raises(RuntimeError, match=f"columns must be positive and divide the number of rays, got {columns}"):
+        torch.ops.voxelfield.integrate_rays(grid, *rays, None, None, columns, None, 1)
 
 
 # origin, direction, and the integral through a grid of ones
@@ -111,18 +134,21 @@ SPECIAL = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("channels", [1, 2])
 @pytest.mark.parametrize("size", [(4, 5, 3), (1, 4, 1), (2, 2, 2)])
-def test_special_rays(device, dtype, size):
+def test_special_rays(device, dtype, size, channels):
     """Others are as if these were not there, and nothing that is not finite comes back."""
     origins, directions, lengths = (torch.tensor(x, device=device) for x in zip(*SPECIAL.values(), strict=True))
     rays = [x.to(dtype).requires_grad_() for x in (origins, directions)]
-    grid = torch.ones(*size, 2, device=device, dtype=dtype, requires_grad=True)
+    grid = torch.ones(*size, channels, device=device, dtype=dtype, requires_grad=True)
     integrals = ops.integrate_rays(grid, *rays)
     for name, integral, length in zip(SPECIAL, integrals, lengths, strict=True):
-        torch.testing.assert_close(integral, length.to(dtype).expand(2), rtol=0, atol=3e-6, msg=name)
+        torch.testing.assert_close(integral, length.to(dtype).expand(channels), rtol=0, atol=3e-6, msg=name)
     for gradient in torch.autograd.grad(integrals.sum(), [grid, *rays]):
         assert gradient.isfinite().all()
-    summed = ops.backproject_rays(torch.ones_like(integrals), *rays, size)
+    values = torch.ones_like(integrals)
+    values[lengths == 0] = math.inf
+    summed = ops.backproject_rays(values, *rays, size)
     assert_matches(summed.sum((0, 1, 2)).cpu() / 16, integrals.sum(0).detach().cpu().double() / 16)
     t, hit = ops.first_crossing(grid[..., :1].detach(), *rays, level=1.0)
     assert hit.tolist() == [length > 0 for *_, length in SPECIAL.values()], "all of the grid is on the level"
@@ -212,10 +238,20 @@ def test_second_derivatives_of_no_grids(device):
     assert [x.shape for x in second] == [x.shape for x in (grid, *rays)]
 
 
-def test_an_image_of_more_vertices_than_float32_counts(device):
-    grid = torch.ones((1 << 24) + 9, 1, 1, 1, device=device)
-    rays = torch.tensor([[-0.5, 0.5, 0.5]], device=device), torch.tensor([[1.0, 0, 0]], device=device)
-    torch.testing.assert_close(ops.integrate_rays(grid, *rays), grid.new_ones(1, 1), rtol=1e-3, atol=0)
+def test_more_vertices_than_float32_counts(device):
+    """They are not seen one by one, but the integral has all of them; on CUDA they are refused."""
+    for width in (1, 2):  # an image, and a volume
+        grid = torch.linspace(0, 1, (1 << 25) + 9, device=device).view(-1, 1, 1, 1).expand(-1, 1, width, 1)
+        rays = [torch.tensor([x], device=device) for x in ([-0.5, 0.5, 0.5], [1.0, 0, 0])]
+        if device.type == "cuda":
+            with pytest.raises(ValueError, match=r"grid must have at most 2\^24 vertices along each axis on CUDA"):
+                ops.integrate_rays(grid, *rays)
+            with pytest.raises(ValueError, match=r"resolution must have at most 2\^24 vertices"):
+                ops.backproject_rays(grid.new_ones(1, 1), *rays, grid.shape[:3])
+        else:
+            integrals = ops.integrate_rays(grid, *rays)
+            # So many terms have rounding errors of their sum.
+            torch.testing.assert_close(integrals, torch.full_like(integrals, 0.5), rtol=0.05, atol=0)
 
 
 def test_third_derivatives_in_rays_are_refused(device):

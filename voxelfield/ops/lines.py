@@ -56,7 +56,8 @@ def integrate_rays(
         origins: (..., 3) where rays begin, in the coordinates of the unit cube, or (B, ..., 3) for a batch. float32 or
             float64; converted as for :func:`voxelfield.ops.sample_trilinear`. The two arguments are broadcast against
             each other: one source (3,) may have many directions. Rays of images are best left in their shape, (...,
-            rows, columns, 3): a GPU walks neighbouring pixels together, which takes half the time.
+            rows, columns, 3): neighbouring pixels of 64 x 64 and more are then walked together, which can be nearly
+            twice as fast on a GPU.
         directions: (..., 3), of any length: the integral is over distances, in the units of the cube. A ray that misses
             the cube, has no direction or is not finite has the integral zero.
         near: The parameter :math:`t` at which each ray begins, a number or a tensor that broadcasts to (...). None is
@@ -115,9 +116,11 @@ def backproject_rays(
 
     Returns:
         (X, Y, Z, C), or (B, X, Y, Z, C) if ``batched``, in the dtype of ``values``; sums of 16-bit values are computed
-        in float32. Differentiable as :func:`integrate_rays`, with respect to ``values`` instead of ``grid``. Where rays
-        cross as many cells as the grid has, sums of one float32 channel on CUDA take the memory of two more such grids
-        while they are computed.
+        in float32. Differentiable as :func:`integrate_rays`, with respect to ``values`` instead of ``grid``.
+
+        On CUDA, from compute capability 9.0 on, the gradient or adjoint of one channel of at most float32 takes up to
+        4 GiB while it is computed: two more float32 grids, if these are no larger and rays cross as many cells as the
+        grid has. It does not with labels, or if sums are reproducible.
 
         Sums are bit-reproducible on the CPU, for any number of threads, and on CUDA under
         ``torch.use_deterministic_algorithms(True)``, where terms are rounded to multiples of about 2^-61 of the sum of
@@ -133,6 +136,7 @@ def backproject_rays(
     rays, lead = _checked_rays(
         values, "values", origins, directions, near, far, batched, lead=values.shape[: values.dim() - labelled]
     )
+    _check_countable("resolution", size, rays)
     codes, count = _checked_labels(labels, None if labels is None else values.shape[-2], size, values)
     rows = values.to(rays[0].dtype).reshape(*rays[0].shape[:-1], *values.shape[len(lead) :])
     return _adjoint(rows, rays, codes, count, size).to(values.dtype)
@@ -189,6 +193,7 @@ def _checked_lines(
         raise ArgumentValueError(
             f"origins must have shape ({grid.shape[0]}, ..., 3) for grid of shape {tuple(grid.shape)}, got {(*lead, 3)}"
         )
+    _check_countable("grid", grid.shape[-4:-1], rays)
     return (grid if one is None else one).to(rays[0].dtype), rays, lead
 
 
@@ -228,12 +233,22 @@ def _checked_rays(
         check_field(name, limit, ("...",), FLOATING, like_name, like)
         _check_expands(name, limit.shape, lead)
         limits.append(limit.to(wide).expand(lead).reshape(shape))
+    # One dimension of rays is a list; two are an image.
     columns = max(1, lead[-1]) if len(lead) > 1 + batched else 1
     return (start, along, *limits, columns), lead  # type: ignore[return-value]
 
 
+def _check_countable(name: str, size: Sequence[int], rays: Rays) -> None:
+    """Raises if a kernel would count more vertices in float32 than it can; those of the CPU count in integers."""
+    if rays[0].is_cuda and rays[0].dtype == torch.float32 and max(size) > 1 << 24:
+        raise ArgumentValueError(
+            f"{name} must have at most 2^24 vertices along each axis on CUDA, unless it is float64, got {tuple(size)}"
+        )
+
+
 def _check_expands(name: str, shape: torch.Size, wanted: torch.Size) -> None:
-    if len(shape) > len(wanted) or any(x not in (1, y) for x, y in zip(shape[::-1], wanted[::-1], strict=False)):
+    # Not `x not in (1, y)`, of which a compiler makes a comparison of symbols that fails where both are equal.
+    if len(shape) > len(wanted) or any(x != 1 and x != y for x, y in zip(shape[::-1], wanted[::-1], strict=False)):
         raise ArgumentValueError(f"{name} must have a shape that expands to {tuple(wanted)}, got {tuple(shape)}")
 
 
