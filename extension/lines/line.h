@@ -213,11 +213,8 @@ class Line {
       VOXELFIELD_UNROLL
       for (int i = 0; i < 3; ++i) {
         if (i == axis) cell.lower[i] += 1;
-#if defined(__CUDA_ARCH__)
-        if (i == axis) upper_[i] += T(1);
-#else
+        // Counted in integers: in float32, adding one ends at 2^24.
         if (i == axis) upper_[i] = coordinate_of<T>(cell.lower[i] + 1);
-#endif
         if (i == axis) cell.origin += cell.step[i];
       }
       moved(axis);
@@ -281,8 +278,8 @@ class Line {
 
   T start_[3]{}, rate_[3]{};  // in cells: where the line starts, and its slope
   T pace_[3]{};               // the inverse of that, infinite along axes along which the line does not move
-  T upper_[3]{};  // the upper vertex of the current cell; on a GPU, conversions take time, and float32 counts to 2^24
-  T from_{}, to_{};  // the distances between which the line is walked
+  T upper_[3]{};              // the upper vertex of the current cell, kept because conversions take time on a GPU
+  T from_{}, to_{};           // the distances between which the line is walked
   int32_t cells_[3]{};
   int32_t first_cell_ = -1;  // along x, or -1 if the walk is not restricted
 };

@@ -100,10 +100,10 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
 
   // The integrals of grids (X, Y, Z, C) along rays (N, 3) through the unit cube, over t |direction| from near (or 0) to
   // far; or of a batch, (B, X, Y, Z, C) and (B, N, 3). `columns` is the length of a row of the images that the rays
-  // form, or 1. With `labels` (X, Y, Z) int32, one integral for each of the
-  // first `label_count` labels, (N, L, C), of the vertices that have it; without, label_count is 1. Then the adjoint in
-  // the grid, whose `size` is X, Y, Z (`scale` is as for splat_separable), and the derivatives in origins, directions,
-  // near and far (N, 8), summed over values.
+  // form, or 1. With `labels` (X, Y, Z) int32, one integral for each of the first `label_count` labels, (N, L, C), of
+  // the vertices that have it; without, label_count is 1. Then the adjoint in the grid, whose `size` is X, Y, Z
+  // (`scale` is as for splat_separable), and the derivatives in origins, directions, near and far (N, 8), summed over
+  // values.
   m.def("integrate_rays(Tensor grid, " LINES ", Tensor? labels, int label_count) -> Tensor");
   m.def("backproject_rays(Tensor values, " LINES
         ", Tensor? labels, int label_count, int[] size, Tensor? scale) -> "

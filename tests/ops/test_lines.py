@@ -238,20 +238,13 @@ def test_second_derivatives_of_no_grids(device):
     assert [x.shape for x in second] == [x.shape for x in (grid, *rays)]
 
 
-def test_more_vertices_than_float32_counts(device):
-    """They are not seen one by one, but the integral has all of them; on CUDA they are refused."""
-    for width in (1, 2):  # an image, and a volume
-        grid = torch.linspace(0, 1, (1 << 25) + 9, device=device).view(-1, 1, 1, 1).expand(-1, 1, width, 1)
-        rays = [torch.tensor([x], device=device) for x in ([-0.5, 0.5, 0.5], [1.0, 0, 0])]
-        if device.type == "cuda":
-            with pytest.raises(ValueError, match=r"grid must have at most 2\^24 vertices along each axis on CUDA"):
-                ops.integrate_rays(grid, *rays)
-            with pytest.raises(ValueError, match=r"resolution must have at most 2\^24 vertices"):
-                ops.backproject_rays(grid.new_ones(1, 1), *rays, grid.shape[:3])
-        else:
-            integrals = ops.integrate_rays(grid, *rays)
-            # So many terms have rounding errors of their sum.
-            torch.testing.assert_close(integrals, torch.full_like(integrals, 0.5), rtol=0.05, atol=0)
+def test_an_image_of_more_vertices_than_float32_counts(device):
+    grid = torch.ones((1 << 24) + 9, 1, 1, 1, device=device)
+    rays = torch.tensor([[-0.5, 0.5, 0.5]], device=device), torch.tensor([[1.0, 0, 0]], device=device)
+    torch.testing.assert_close(ops.integrate_rays(grid, *rays), grid.new_ones(1, 1), rtol=1e-3, atol=0)
+    # Half of these would be left out, but so many terms have rounding errors of their sum.
+    grid = torch.linspace(0, 1, (1 << 25) + 9, device=device).view(-1, 1, 1, 1)
+    torch.testing.assert_close(ops.integrate_rays(grid, *rays), grid.new_full((1, 1), 0.5), rtol=0.05, atol=0)
 
 
 def test_third_derivatives_in_rays_are_refused(device):

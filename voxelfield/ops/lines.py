@@ -136,7 +136,6 @@ def backproject_rays(
     rays, lead = _checked_rays(
         values, "values", origins, directions, near, far, batched, lead=values.shape[: values.dim() - labelled]
     )
-    _check_countable("resolution", size, rays)
     codes, count = _checked_labels(labels, None if labels is None else values.shape[-2], size, values)
     rows = values.to(rays[0].dtype).reshape(*rays[0].shape[:-1], *values.shape[len(lead) :])
     return _adjoint(rows, rays, codes, count, size).to(values.dtype)
@@ -193,7 +192,6 @@ def _checked_lines(
         raise ArgumentValueError(
             f"origins must have shape ({grid.shape[0]}, ..., 3) for grid of shape {tuple(grid.shape)}, got {(*lead, 3)}"
         )
-    _check_countable("grid", grid.shape[-4:-1], rays)
     return (grid if one is None else one).to(rays[0].dtype), rays, lead
 
 
@@ -236,14 +234,6 @@ def _checked_rays(
     # One dimension of rays is a list; two are an image.
     columns = max(1, lead[-1]) if len(lead) > 1 + batched else 1
     return (start, along, *limits, columns), lead  # type: ignore[return-value]
-
-
-def _check_countable(name: str, size: Sequence[int], rays: Rays) -> None:
-    """Raises if a kernel would count more vertices in float32 than it can; those of the CPU count in integers."""
-    if rays[0].is_cuda and rays[0].dtype == torch.float32 and max(size) > 1 << 24:
-        raise ArgumentValueError(
-            f"{name} must have at most 2^24 vertices along each axis on CUDA, unless it is float64, got {tuple(size)}"
-        )
 
 
 def _check_expands(name: str, shape: torch.Size, wanted: torch.Size) -> None:
